@@ -1,0 +1,130 @@
+"""The nouns that travel between the rooms, and the protocols of the swappable parts.
+
+Shape letters: B rows, N tree nodes with the root, D places on a path (max depth + 1), K heads, V vocabulary,
+H hidden. This file knows no drafter, no rule and no model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from medusa_cli.trees.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens poured into a tree. tokens_BN[:, 0] are the roots, which are already decided.
+
+    q_BNV is the distribution each node's token was drawn from, or None when each guess is certain.
+    """
+
+    tokens_BN: Tensor
+    tree: TokenTree
+    q_BNV: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one forward of the target shows: hidden_BNH (final, normed) and logits_BNV, one per token asked for."""
+
+    hidden_BNH: Tensor
+    logits_BNV: Tensor
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which path survives in each row, and what follows it.
+
+    path_BD  node indices from the root down, -1 past the end
+    kept_B   how many nodes of the path are kept, the root included; 0 for a finished row
+    next_B   the token decided after the kept path: the next root
+    kept     kept_B on the host, known once `rows.limit` has made its one read
+    """
+
+    path_BD: Tensor
+    kept_B: Tensor
+    next_B: Tensor
+    kept: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """All a drafter may see.
+
+    tokens               every row's token ids so far, prompt and root included (host lists: read, don't keep)
+    root_B               the token already decided and not yet in the cache
+    hidden_BH            the target's hidden state that decided the root
+    accepted_hidden_BDH  hidden states along the path the last step kept; garbage at and past kept_B
+    """
+
+    tokens: Sequence[Sequence[int]]
+    root_B: Tensor
+    hidden_BH: Tensor
+    accepted_hidden_BDH: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step decided: per row its new token ids (guesses kept, then the bonus token), and its size.
+
+    tokens            new ids per row, already cut at stops and budgets; empty for a row that was finished before
+    num_nodes         nodes verified per row, the root included
+    hidden_BDH        the hidden states along each kept path, the ones that decided `tokens`, in order
+    """
+
+    tokens: Sequence[Sequence[int]]
+    num_nodes: int
+    hidden_BDH: Tensor
+
+
+class Drafter(Protocol):
+    """Guesses a tree under each row's root."""
+
+    def start(self, context: Context) -> None:
+        """Forget earlier rows; called after prefill and whenever rows join."""
+
+    def propose(self, context: Context) -> Draft:
+        """A draft whose tokens_BN[:, 0] equals context.root_B."""
+
+
+class AcceptanceRule(Protocol):
+    """Decides which path survives. `exact` says whether the output is the target's own."""
+
+    exact: bool
+
+    def first(self, logits_BV: Tensor, rng: torch.Generator | None) -> Tensor:
+        """The first root of each row, from the last prompt position's logits."""
+
+    def accept(self, draft: Draft, logits_BNV: Tensor, rng: torch.Generator | None) -> Verdict:
+        """The surviving path of each row and the token that follows it."""
+
+
+class DraftHeads(Protocol):
+    """Modules that guess the tokens after next from the target's hidden state."""
+
+    config: Any
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] to draft logits [..., K, W] over the W entries of the draft vocabulary."""
+
+    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Draft-vocabulary indices to the target's token ids, same shape."""
+
+
+class HeadFormat(Protocol):
+    """One folder layout for heads: recognised by what it holds, never by failing."""
+
+    name: str
+
+    def detect(self, folder: Path) -> bool:
+        """True when `folder` is of this format."""
+
+    def read(self, folder: Path) -> Any:
+        """The heads as stored; FormatError when a file is missing, corrupt or truncated."""
+
+    def write(self, heads: Any, folder: Path) -> None:
+        """Write atomically: a kill leaves the old files or the new ones."""
