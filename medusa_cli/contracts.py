@@ -42,12 +42,14 @@ class Verdict:
     path_BD  node indices from the root down, -1 past the end
     kept_B   how many nodes of the path are kept, the root included; 0 for a finished row
     next_B   the token decided after the kept path: the next root
-    kept     kept_B on the host, known once `rows.limit` has made its one read
+    paths    path_BD on the host, and
+    kept     kept_B on the host: both known once `rows.limit` has made its one read
     """
 
     path_BD: Tensor
     kept_B: Tensor
     next_B: Tensor
+    paths: Sequence[Sequence[int]] | None = None
     kept: Sequence[int] | None = None
 
 

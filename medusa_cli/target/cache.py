@@ -1,0 +1,162 @@
+"""TreeCache: keys and values of many rows, each with its own length, kept by path.
+
+It knows no drafter and no rule; it is told where the next forward writes and which path survives.
+Shape letters: B rows, N tree nodes, D places on a path, C cache columns, H key/value heads, E head width.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from medusa_cli.contracts import Verdict
+
+BLOCK = 128  # columns a layer grows by: few reallocations, little waste
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one forward writes: a range of rows, and for each of them N columns from its length on."""
+
+    rows: slice
+    columns_BN: Tensor
+    start: int | None  # the first column when all rows have the same length: a plain slice is much cheaper
+    used: int  # columns that attention may read: the longest row with its nodes
+
+
+class TreeLayer(CacheLayerMixin):
+    """One layer's keys and values [rows, H, C, E]: full length for every kind of layer, windows are in the mask."""
+
+    is_sliding = False
+
+    def __init__(self, num_rows: int, capacity: int) -> None:
+        super().__init__()
+        self.num_rows = num_rows
+        self.capacity = capacity
+        self.place: Place | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the heads, width, dtype and device of the first keys and values."""
+        self.device = key_states.device
+        self.keys = self._room_for(key_states)
+        self.values = self._room_for(value_states)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write N new columns of the placed rows; the used part of those rows is what attention reads."""
+        assert self.place is not None, "TreeCache.place() comes before every forward"
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        if self.place.used > self.capacity:
+            self._grow(self.place.used)
+        return self._write(self.keys, key_states), self._write(self.values, value_states)
+
+    def _write(self, store: Tensor, new: Tensor) -> Tensor:
+        place = self.place
+        rows = store[place.rows]
+        if place.start is not None:
+            rows[:, :, place.start : place.start + new.shape[2]] = new
+        else:
+            every = torch.arange(new.shape[0], device=new.device)[:, None]
+            rows[every, :, place.columns_BN] = new.transpose(1, 2)
+        return rows[:, :, : place.used]
+
+    def _room_for(self, like: Tensor) -> Tensor:
+        shape = (self.num_rows, like.shape[1], self.capacity, like.shape[3])
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+    def _grow(self, columns: int) -> None:
+        held = self.keys, self.values
+        self.capacity = -(-columns // BLOCK) * BLOCK
+        self.keys, self.values = map(self._room_for, held)
+        self.keys[:, :, : held[0].shape[2]] = held[0]
+        self.values[:, :, : held[1].shape[2]] = held[1]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The library builds no mask for us; it still asks."""
+        return self.place.used if self.place else query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Columns in use; rows differ, positions are always given explicitly."""
+        return self.place.used if self.place else 0
+
+    def get_max_length(self) -> int:
+        """No fixed maximum: layers grow."""
+        return -1
+
+    get_max_cache_shape = get_max_length  # the name before transformers 5.24
+
+
+class TreeCache(Cache):
+    """Keys and values for `num_rows` rows; `lengths[b]` tokens of row b are committed.
+
+    Only `keep`, `drop` and `copy_row` change lengths: writing nodes commits nothing.
+    """
+
+    def __init__(self, num_layers: int, num_rows: int, capacity: int) -> None:
+        super().__init__(layers=[TreeLayer(num_rows, capacity) for _ in range(num_layers)])
+        self.num_rows = num_rows
+        self.lengths = [0] * num_rows
+
+    def place(self, rows: slice, num_nodes: int, device: torch.device) -> Place:
+        """Say where the next forward writes; returns the same for building masks."""
+        lengths = self.lengths[rows]
+        start = lengths[0] if len(set(lengths)) == 1 else None
+        columns_BN = torch.tensor(lengths, device=device)[:, None] + torch.arange(num_nodes, device=device)
+        place = Place(slice(rows.start or 0, (rows.start or 0) + len(lengths)), columns_BN, start, max(lengths) + num_nodes)
+        for layer in self.layers:
+            layer.place = place
+        return place
+
+    def commit(self, rows: slice, counts: Sequence[int]) -> None:
+        """Keep the first counts[b] nodes of each placed row: what prefill does, where the tree is a chain."""
+        for row, count in zip(range(rows.start, rows.stop), counts, strict=True):
+            self.lengths[row] += count
+
+    def keep(self, verdict: Verdict) -> None:
+        """Move each row's surviving path behind its committed tokens and forget the other nodes."""
+        assert verdict.kept is not None and verdict.paths is not None, "rows.limit comes before keep"
+        moved = [
+            any(node != place for place, node in enumerate(path[:kept]))
+            for path, kept in zip(verdict.paths, verdict.kept, strict=True)
+        ]
+        if any(moved):
+            self._gather(verdict.path_BD)
+        self.commit(slice(0, len(verdict.kept)), verdict.kept)
+
+    def _gather(self, path_BD: Tensor) -> None:
+        """Columns length + path[d] go to length + d. Places past a path's end stay as they are."""
+        num_rows, num_places = path_BD.shape
+        device = path_BD.device
+        to_BD = torch.tensor(self.lengths[:num_rows], device=device)[:, None] + torch.arange(num_places, device=device)
+        from_BD = torch.where(path_BD < 0, to_BD, to_BD[:, :1] + path_BD)
+        if num_rows == 1:
+            start = self.lengths[0]
+            for layer in self.layers:
+                for store in (layer.keys, layer.values):
+                    store[:1, :, start : start + num_places] = store[:1].index_select(2, from_BD[0])
+            return
+        every = torch.arange(num_rows, device=device)[:, None]
+        for layer in self.layers:
+            for store in (layer.keys, layer.values):
+                store[every, :, to_BD] = store[every, :, from_BD]
+
+    def copy_row(self, source: int, destination: int) -> None:
+        """Overwrite one row by another: how a hole left by a finished row is filled."""
+        length = self.lengths[source]
+        for layer in self.layers:
+            layer.keys[destination, :, :length] = layer.keys[source, :, :length]
+            layer.values[destination, :, :length] = layer.values[source, :, :length]
+        self.lengths[destination] = length
+
+    def drop(self, row: int) -> None:
+        """Forget a row."""
+        self.lengths[row] = 0
+
+    def num_bytes(self) -> int:
+        """Memory held by all layers, in bytes."""
+        stores = [store for layer in self.layers if layer.is_initialized for store in (layer.keys, layer.values)]
+        return sum(store.numel() * store.element_size() for store in stores)

@@ -1,0 +1,65 @@
+"""(lengths, tree) -> the additive mask each kind of layer needs.
+
+A column holds a committed token when it lies before its row's length, and node m when it lies m columns after.
+Shape letters: B rows, N tree nodes, C cache columns.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from medusa_cli.target.cache import Place
+from medusa_cli.trees.tree import TokenTree
+
+MaskKinds = Mapping[str, int | None]  # layer kind -> window in tokens, None for full attention
+
+
+def tree_masks(tree: TokenTree, place: Place, kinds: MaskKinds, dtype: torch.dtype) -> dict[str, Tensor]:
+    """One additive mask [B or 1, 1, N, C] (0 where a node may look, the dtype's minimum elsewhere) per layer kind.
+
+    Float and additive, because eager attention adds a boolean mask as if it were numbers.
+    """
+    visible_BNC = _visible(tree, place)
+    masks = {}
+    for kind, window in kinds.items():
+        seen_BNC = visible_BNC if window is None else visible_BNC & _within(tree, place, window)
+        mask = torch.zeros(seen_BNC.shape, dtype=dtype, device=seen_BNC.device)
+        masks[kind] = mask.masked_fill_(~seen_BNC, torch.finfo(dtype).min)[:, None]
+    return masks
+
+
+def positions(tree: TokenTree, place: Place) -> Tensor:
+    """Position of every node [B, N]: its row's length plus its depth."""
+    return place.columns_BN[:, :1] + tree.depths_XN
+
+
+def _visible(tree: TokenTree, place: Place) -> Tensor:
+    """Which columns each node may look at in full attention [B or 1, N, C]."""
+    num_nodes = tree.num_nodes
+    if place.start is not None:
+        ancestors_XNN = tree.ancestors_XNN
+        committed = ancestors_XNN.new_ones((*ancestors_XNN.shape[:2], place.start))
+        return torch.cat([committed, ancestors_XNN], dim=-1)
+    node_BC = _node_of_column(place)
+    ancestors_BNN = tree.ancestors_XNN.expand(len(node_BC), -1, -1)
+    inside_BC = (node_BC >= 0) & (node_BC < num_nodes)
+    index_BNC = node_BC.clamp(0, num_nodes - 1)[:, None].expand(-1, num_nodes, -1)
+    return (node_BC < 0)[:, None] | (ancestors_BNN.gather(2, index_BNC) & inside_BC[:, None])
+
+
+def _within(tree: TokenTree, place: Place, window: int) -> Tensor:
+    """Columns whose position is less than `window` before the node's [B, N, C]."""
+    node_BC = _node_of_column(place)
+    depths_BN = tree.depths_XN.expand(len(node_BC), -1)
+    length_B1 = place.columns_BN[:, :1]
+    depth_BC = depths_BN.gather(1, node_BC.clamp(0, tree.num_nodes - 1))
+    columns_C = torch.arange(place.used, device=node_BC.device)
+    position_BC = torch.where(node_BC < 0, columns_C, length_B1 + depth_BC)
+    return positions(tree, place)[..., None] - position_BC[:, None] < window
+
+
+def _node_of_column(place: Place) -> Tensor:
+    """Column minus the row's length [B, C]: negative for committed tokens, else the node written there."""
+    columns_C = torch.arange(place.used, device=place.columns_BN.device)
+    return columns_C - place.columns_BN[:, :1]

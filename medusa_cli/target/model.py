@@ -1,0 +1,186 @@
+"""Target: the big model behind three verbs. The only file that calls the model's forward.
+
+It knows no drafter, no rule and no loop. Shape letters: B rows, N nodes, T positions, H hidden, V vocabulary.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_cli.contracts import Draft, Seen
+from medusa_cli.target.cache import Place, TreeCache
+from medusa_cli.target.masks import MaskKinds, positions, tree_masks
+from medusa_cli.trees.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a target is called and which weights it holds."""
+
+    name: str
+    fingerprint: str
+    runner: str
+    attention: str
+
+
+class Target:
+    """A loaded causal language model. Stock modelling code, verified by trees through masks and positions.
+
+    model       a transformers causal LM in eval mode; its linear layers may have been packed
+    tokenizer   its tokenizer, or None for tests on ids
+    kinds       layer kind -> window, as `masks.tree_masks` wants them
+    stop_ids    ids that end a text
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, kinds: MaskKinds, stop_ids: frozenset[int], identity: Identity
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.kinds = kinds
+        self.stop_ids = stop_ids
+        self.identity = identity
+        self.config = model.config.get_text_config()
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._wanted_BN: Tensor | None = None
+        self._hidden: Tensor | None = None
+        model.get_output_embeddings().register_forward_pre_hook(self._before_output)
+
+    @property
+    def name(self) -> str:
+        """The alias, hub id or folder it was asked for by."""
+        return self.identity.name
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash that tells these weights from others of the same shape."""
+        return self.identity.fingerprint
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        return self.model.get_input_embeddings().weight.device
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights, masks and hidden states."""
+        return self.model.get_input_embeddings().weight.dtype
+
+    @cached_property
+    def output_weight(self) -> Tensor:
+        """The output matrix [V, H] as the model holds it, packed or not."""
+        output = self.model.get_output_embeddings()
+        if isinstance(output, nn.Linear):
+            return output.weight.detach()
+        return output.packed.to_dense()
+
+    @cached_property
+    def hidden_size(self) -> int:
+        """H, as the output matrix takes it: not always the config's hidden_size."""
+        return self.model.get_output_embeddings().in_features
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """V: rows of the output matrix."""
+        return self.model.get_output_embeddings().out_features
+
+    @cached_property
+    def real_vocab(self) -> int:
+        """Ids the tokenizer knows; those past it are padding of the matrix and are never drafted."""
+        return min(self.vocab_size, len(self.tokenizer)) if self.tokenizer is not None else self.vocab_size
+
+    @cached_property
+    def context_limit(self) -> int | None:
+        """The most positions the model has, or None."""
+        return getattr(self.config, "max_position_embeddings", None)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that write keys and values."""
+        return self.config.num_hidden_layers
+
+    def new_cache(self, num_rows: int, capacity: int) -> TreeCache:
+        """An empty cache for `num_rows` rows with room for `capacity` columns each (it grows when needed)."""
+        return TreeCache(self.num_layers, num_rows, capacity)
+
+    @torch.inference_mode()
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: TreeCache, first_row: int = 0) -> Seen:
+        """Read prompts into free rows, from `first_row` on, and commit them; shows each prompt's last position (N = 1)."""
+        lengths = [len(prompt) for prompt in prompts]
+        longest = max(lengths)
+        tokens_BN = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            tokens_BN[row, : len(prompt)] = torch.tensor(prompt)
+        rows = slice(first_row, first_row + len(prompts))
+        last_B1 = torch.tensor(lengths, device=self.device)[:, None] - 1
+        seen = self._forward(tokens_BN.to(self.device), TokenTree.chain(longest - 1), cache, rows, last_B1)
+        cache.commit(rows, lengths)
+        return seen
+
+    @torch.inference_mode()
+    def verify(self, draft: Draft, cache: TreeCache) -> Seen:
+        """Score every node of the draft with one forward. Commits nothing: `cache.keep` does."""
+        return self._forward(draft.tokens_BN, draft.tree, cache, slice(0, len(draft.tokens_BN)), None)
+
+    @torch.inference_mode()
+    def hidden(self, ids_BT: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Final normed hidden states [B, T, H] of right-padded rows; garbage past each row's length."""
+        cache = self.new_cache(len(ids_BT), ids_BT.shape[1])
+        last_B1 = torch.tensor(lengths, device=self.device)[:, None] - 1
+        self._forward(ids_BT.to(self.device), TokenTree.chain(ids_BT.shape[1] - 1), cache, slice(0, len(ids_BT)), last_B1)
+        assert self._hidden is not None
+        return self._hidden
+
+    def _forward(
+        self, tokens_BN: Tensor, tree: TokenTree, cache: TreeCache, rows: slice, wanted_BW: Tensor | None
+    ) -> Seen:
+        """One forward over the nodes of a tree; hidden states and logits at the `wanted` nodes, or at all."""
+        tree = tree.to(self.device)
+        place = cache.place(rows, tree.num_nodes, self.device)
+        self._wanted_BN = wanted_BW
+        out = self.model(
+            input_ids=tokens_BN,
+            attention_mask=self._masks(tree, place),
+            position_ids=self._positions(tree, place),
+            use_cache=True,
+            **{self._cache_name: cache},
+        )
+        assert self._hidden is not None
+        hidden_BNH = self._hidden if wanted_BW is None else _take(self._hidden, wanted_BW)
+        return Seen(hidden_BNH, out.logits)
+
+    def _masks(self, tree: TokenTree, place: Place) -> Tensor | dict[str, Tensor]:
+        """Models with several kinds of layers take a mapping, the others one tensor."""
+        masks = tree_masks(tree, place, self.kinds, self.dtype)
+        return masks if len(masks) > 1 or takes_mapping(self.model) else next(iter(masks.values()))
+
+    def _positions(self, tree: TokenTree, place: Place) -> Tensor:
+        """Nodes past the model's last position get the last one: they can never be kept (see Rows.limit)."""
+        positions_BN = positions(tree, place).expand(place.columns_BN.shape[0], -1)
+        return positions_BN if self.context_limit is None else positions_BN.clamp(max=self.context_limit - 1)
+
+    def _before_output(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Sees the final hidden states, and lets the output matrix work on the wanted positions only."""
+        self._hidden = inputs[0]
+        if self._wanted_BN is None:
+            return inputs
+        return (_take(inputs[0], self._wanted_BN), *inputs[1:])
+
+
+def takes_mapping(model: Any) -> bool:
+    """Whether this architecture picks a mask per layer kind out of a mapping.
+
+    Read off the stock forward, which tests its mask for being a dict exactly when it takes one.
+    """
+    return "attention_mask, dict)" in inspect.getsource(type(model.base_model).forward)
+
+
+def _take(hidden_BNH: Tensor, wanted_BW: Tensor) -> Tensor:
+    """The hidden states at the wanted nodes [B, W, H]."""
+    return hidden_BNH.gather(1, wanted_BW[..., None].expand(-1, -1, hidden_BNH.shape[-1]))

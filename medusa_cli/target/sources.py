@@ -1,0 +1,100 @@
+"""Where a model's files are: alias, folder, GGUF file, hub id, or a package that carries one. Loads no weights."""
+
+import difflib
+import hashlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from medusa_cli.errors import TargetError
+
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What `from_pretrained` needs: a folder or hub id, and the GGUF file inside it if there is one."""
+
+    name: str
+    location: str
+    gguf_file: str | None = None
+    convert_to: Path | None = None  # an embedded GGUF is converted once into this folder
+
+
+def cache_home() -> Path:
+    """MEDUSA_HOME, or medusa/ in the user's cache folder."""
+    if home := os.environ.get("MEDUSA_HOME"):
+        return Path(home).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "medusa"
+
+
+@cache
+def known_names() -> Mapping[str, Any]:
+    """The contents of aliases.yaml."""
+    return yaml.safe_load((Path(__file__).parent / "aliases.yaml").read_text(encoding="utf-8"))
+
+
+def find_source(name: str) -> Source:
+    """Resolve a name; TargetError says where it was looked for when nothing fits."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder(name, path)
+    if path.is_file():
+        return _gguf(name, path)
+    names = known_names()
+    if name in names["embedded"]:
+        return _embedded(name, names["embedded"][name])
+    if name in names["hub"]:
+        return Source(name, names["hub"][name])
+    if name.endswith(".gguf") or name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise TargetError(f"no such model folder or file: {name}", "name an existing folder, a .gguf file, a hub id or an alias")
+    if "/" in name:
+        return Source(name, name)
+    aliases = sorted([*names["embedded"], *names["hub"]])
+    near = difflib.get_close_matches(name, aliases, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"aliases: {', '.join(aliases)}; or owner/name on the hub, or a folder"
+    raise TargetError(f"unknown model '{name}': no alias, no folder and no file of that name", hint)
+
+
+def _folder(name: str, path: Path) -> Source:
+    if not (path / "config.json").is_file():
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return _gguf(name, ggufs[0])
+        raise TargetError(f"{path} holds no config.json", "name a folder written by save_pretrained, or a .gguf file")
+    if not any(any(path.glob(pattern)) for pattern in WEIGHTS):
+        raise TargetError(f"{path} holds a config.json but no weights", "copy the model's .safetensors files into it")
+    return Source(name, str(path))
+
+
+def _gguf(name: str, path: Path) -> Source:
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise TargetError(f"{path} is no GGUF file", "name a folder, a .gguf file, a hub id or an alias")
+    return Source(name, str(path.parent), path.name)
+
+
+def _embedded(name: str, entry: Mapping[str, str]) -> Source:
+    spec = importlib.util.find_spec(entry["package"])
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    if not folders:
+        raise TargetError(f"the package that carries {name} is not installed", entry["install"])
+    home = cache_home() / "models" / f"{name}-{entry['sha256'][:12]}"
+    if not (home / "config.json").is_file() and sha256_of(Path(folders[0]) / entry["file"]) != entry["sha256"]:
+        raise TargetError(f"{entry['file']} of {name} is not the file it should be (checksum differs)", entry["install"])
+    return Source(name, folders[0], entry["file"], home)
+
+
+def sha256_of(path: Path) -> str:
+    """The file's checksum, or TargetError when it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise TargetError(f"can't read {path}: {error.strerror}", "install the model's package again") from error
