@@ -15,6 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from medusa_cli.errors import RecipeError
 
 
+def _steering(name: str) -> tuple[str, ...]:
+    """The openings or topics that come with the package."""
+    file = Path(__file__).parent / "data" / "steering.yaml"
+    return tuple(yaml.safe_load(file.read_text(encoding="utf-8"))[name])
+
+
 class Settings(BaseModel):
     """Base of all settings: unknown names are faults, and settings don't change once made."""
 
@@ -49,14 +55,20 @@ class DataSettings(Settings):
     dataset_split: str = "train"
     num_samples: int = Field(2000, ge=1)
     max_seq_length: int = Field(512, ge=16, description="tokens of prompt and answer together")
-    max_prompt_tokens: int = Field(64, ge=1, description="longest prompt the target writes for itself")
+    max_prompt_tokens: int = Field(96, ge=1, description="longest prompt the target writes for itself")
     max_answer_tokens: int = Field(192, ge=1)
     prompt_temperature: float = Field(1.0, gt=0)
     prompt_top_p: float = Field(0.95, gt=0, le=1)
     rows: int = Field(96, ge=1, description="rows decoded side by side while the target writes")
     held_out: float = Field(0.03, gt=0, lt=0.5, description="share of the samples kept for measuring")
-    openings: tuple[str, ...] = Field((), description="task openings that steer the prompts the target writes")
-    topics: tuple[str, ...] = Field((), description="topics put where an opening says {topic}")
+    openings: tuple[str, ...] = Field(
+        default_factory=lambda: _steering("openings"),
+        min_length=1,
+        description="task openings that steer the prompts the target writes",
+    )
+    topics: tuple[str, ...] = Field(
+        default_factory=lambda: _steering("topics"), min_length=1, description="put where an opening says {topic}"
+    )
 
 
 class TrainSettings(Settings):

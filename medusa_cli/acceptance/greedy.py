@@ -1,0 +1,21 @@
+"""Greedy acceptance: a guess survives when it is the target's own best token. Exact."""
+
+import torch
+from torch import Tensor
+
+from medusa_cli.acceptance.path import verdict_from
+from medusa_cli.contracts import Draft, Verdict
+
+
+class Greedy:
+    """The text equals plain greedy decoding of the target."""
+
+    exact = True
+
+    def first(self, logits_BV: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """The best token of each row."""
+        return logits_BV.argmax(-1)
+
+    def accept(self, draft: Draft, logits_BNV: Tensor, rng: torch.Generator | None = None) -> Verdict:
+        """The longest path of best tokens, and the best token after it."""
+        return verdict_from(draft, logits_BNV.argmax(-1))

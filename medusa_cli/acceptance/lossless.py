@@ -1,0 +1,56 @@
+"""Lossless acceptance: the output is distributed as the target's own samples, whatever is guessed.
+
+One token is drawn at each node from the target's processed distribution there, and the walk goes to the child that
+holds the token drawn, if there is one. Each kept token is a fresh draw given its own prefix, so the law of the text
+is the target's; guesses only decide how many draws one forward yields. (The simplest case of recursive speculative
+sampling, arXiv 2305.09781, for guesses that are certain.)
+Shape letters: B rows, N tree nodes, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from medusa_cli.acceptance.path import verdict_from
+from medusa_cli.contracts import Draft, Verdict
+
+
+class Lossless:
+    """Samples with temperature, top-k and top-p, in the order transformers applies them."""
+
+    exact = True
+
+    def __init__(self, temperature: float, top_p: float, top_k: int) -> None:
+        """temperature > 0; top_p in (0, 1], 1 keeps all; top_k >= 0, 0 keeps all."""
+        assert temperature > 0 and 0 < top_p <= 1 and top_k >= 0
+        self.temperature = temperature
+        self.top_p = top_p
+        self.top_k = top_k
+
+    def first(self, logits_BV: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """One draw for each row."""
+        return self._draw(logits_BV, rng)
+
+    def accept(self, draft: Draft, logits_BNV: Tensor, rng: torch.Generator | None = None) -> Verdict:
+        """One draw at each node; the walk follows the draws."""
+        return verdict_from(draft, self._draw(logits_BNV, rng))
+
+    def _draw(self, logits: Tensor, rng: torch.Generator | None) -> Tensor:
+        """One token id per distribution [..., V]."""
+        p = self.probabilities(logits)
+        return torch.multinomial(p.flatten(0, -2), 1, generator=rng).view(p.shape[:-1])
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """The processed distribution [..., V], in float32."""
+        scaled = logits.float() / self.temperature
+        if self.top_k:
+            least = scaled.topk(min(self.top_k, scaled.shape[-1]), dim=-1).values[..., -1:]
+            scaled = scaled.masked_fill(scaled < least, float("-inf"))
+        p = scaled.softmax(-1)
+        return p if self.top_p == 1 else self._nucleus(p)
+
+    def _nucleus(self, p: Tensor) -> Tensor:
+        """The smallest set of best tokens whose mass reaches top_p, renormalised."""
+        ordered, index = p.sort(dim=-1, descending=True)
+        outside = ordered.cumsum(-1) - ordered >= self.top_p
+        kept = ordered.masked_fill(outside, 0)
+        return torch.zeros_like(p).scatter(-1, index, kept / kept.sum(-1, keepdim=True))

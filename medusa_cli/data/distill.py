@@ -1,0 +1,109 @@
+"""Data without a data set: the target writes its own prompts, then answers them.
+
+Prompts are sampled from the chat template's prefix up to where the user's text starts (published as Magpie,
+arXiv 2406.08464), steered by task openings and topics; answers are what the target would say. Both files grow row by
+row, so a kill loses at most the rows in flight. The writer, which decodes, is handed in by the caller.
+"""
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from medusa_cli.errors import DataError
+from medusa_cli.recipe import DataSettings
+
+SENTINEL = "\u241ftext\u241f"  # stands for the user's text while the template is rendered
+
+
+@dataclass(frozen=True)
+class Written:
+    """One finished text: the index of its prompt, its ids, and the hidden states [T, H] that decided them."""
+
+    index: int
+    token_ids: list[int]
+    finish_reason: str
+    hidden_TH: Tensor
+
+
+Write = Callable[[Iterable[Sequence[int]]], Iterator[Written]]
+
+
+@dataclass(frozen=True)
+class Steered:
+    """A prompt to be: its id, the opening the target continues, and the token ids up to there."""
+
+    id: int
+    opening: str
+    ids: list[int]
+
+
+def steered(settings: DataSettings, tokenizer: Any, seed: int) -> list[Steered]:
+    """The openings of all samples, shuffled, each with the template's prefix in front."""
+    rng = random.Random(seed)
+    openings = []
+    while len(openings) < settings.num_samples:
+        block = list(settings.openings)
+        rng.shuffle(block)
+        openings += block
+    filled = [text.replace("{topic}", rng.choice(settings.topics)) for text in openings[: settings.num_samples]]
+    before = user_prefix(tokenizer)
+    # A tokenizer puts the space before a word: an opening's last space is left for the target to write.
+    return [
+        Steered(index, text, tokenizer(before + text.rstrip(" "), add_special_tokens=not before).input_ids)
+        for index, text in enumerate(filled)
+    ]
+
+
+def user_prefix(tokenizer: Any) -> str:
+    """What the chat template puts before a user's first text; empty for a base model, which starts from nothing."""
+    if not getattr(tokenizer, "chat_template", None):
+        return ""
+    messages = [{"role": "user", "content": SENTINEL}]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    before, found, _ = rendered.partition(SENTINEL)
+    if not found:
+        raise DataError("the chat template changes the user's text", "give prompts in a file with --dataset FILE")
+    return before
+
+
+def write_prompts(wanted: Sequence[Steered], file: Path, tokenizer: Any, write: Write) -> Iterator[int]:
+    """Append a prompt to `file` for every one still missing; yields how many tokens each new one took."""
+    done = {row["id"] for row in read_rows(file)}
+    missing = [one for one in wanted if one.id not in done]
+    with file.open("a", encoding="utf-8") as out:
+        for written in write(one.ids for one in missing):
+            one = missing[written.index]
+            text = tokenizer.decode(written.token_ids, skip_special_tokens=True)
+            opening = one.opening.rstrip(" ")
+            row = {"id": one.id, "prompt": (opening + text).strip(), "tokens": len(written.token_ids)}
+            _append(out, row)
+            yield len(written.token_ids)
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """The complete rows of a file that grows; a last line cut by a kill is removed from the file."""
+    if not file.exists():
+        return []
+    with file.open("rb+") as held:
+        text = held.read()
+        whole = text.rfind(b"\n") + 1
+        held.truncate(whole)
+    return [json.loads(line) for line in text[:whole].splitlines()]
+
+
+def _append(out: Any, row: dict[str, Any]) -> None:
+    """One whole line, handed to the system at once."""
+    out.write(json.dumps(row, ensure_ascii=False) + "\n")
+    out.flush()
+
+
+def sync(out: Any) -> None:
+    """Make sure what was appended survives a crash of the machine."""
+    out.flush()
+    os.fsync(out.fileno())

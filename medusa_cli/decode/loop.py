@@ -1,0 +1,125 @@
+"""The loop around take_step: rows join as others leave, and every gain is reported as it comes.
+
+Shape letters: B rows, D places on a path, H hidden.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from medusa_cli.contracts import AcceptanceRule, Drafter
+from medusa_cli.decode.rows import Limits, Row, Rows
+from medusa_cli.decode.step import take_step
+from medusa_cli.errors import DataError
+from medusa_cli.target.model import Target
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The four things decoding is made of."""
+
+    target: Target
+    drafter: Drafter
+    rule: AcceptanceRule
+    rng: torch.Generator | None = None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one forward gave one row: its new ids, and the hidden states [len(tokens), H] that decided them."""
+
+    row: Row
+    tokens: Sequence[int]
+    hidden_TH: Tensor
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished text: `kept` has the tokens gained at each step (the prefill's first token is extra)."""
+
+    token_ids: list[int]
+    finish_reason: str
+    kept: list[int]
+    num_nodes: list[int]
+
+    @property
+    def num_steps(self) -> int:
+        """Forwards after the prefill."""
+        return len(self.kept)
+
+
+def decode(
+    parts: Parts, prompts: Iterable[Sequence[int]], limits: Limits, max_rows: int = 1, join_at: int = 1
+) -> Iterator[Gain]:
+    """Write a text after every prompt, up to `max_rows` side by side; `gain.row.key` is the prompt's index.
+
+    New rows join when at least `join_at` are free: prompts are read better together. A row whose `finish_reason` is
+    set gains nothing more. Raises DataError before the forward for a prompt that is empty or leaves no room in the
+    context.
+    """
+    waiting = iter(enumerate(prompts))
+    rows = Rows(parts.target.new_cache(max_rows, capacity=0))
+    while True:
+        free = max_rows - len(rows.active)
+        joining = list(islice(waiting, free)) if free >= join_at or not rows.active else []
+        if joining:
+            yield from _join(parts, rows, [_new_row(key, prompt, limits) for key, prompt in joining])
+        if rows.active:
+            before = list(rows.active)
+            step = take_step(parts.target, parts.drafter, parts.rule, rows, parts.rng)
+            for index, row in enumerate(before):
+                yield Gain(row, step.tokens[index], step.hidden_BDH[index, : len(step.tokens[index])])
+            _retire(parts, rows)
+        elif not joining:
+            return
+
+
+def collect(parts: Parts, prompts: Sequence[Sequence[int]], limits: Limits, max_rows: int = 1) -> list[Generation]:
+    """Every prompt's finished text, in the prompts' order."""
+    finished: dict[int, Row] = {}
+    for gain in decode(parts, prompts, limits, max_rows):
+        finished[gain.row.key] = gain.row
+    return [generation_of(finished[key]) for key in range(len(prompts))]
+
+
+def generation_of(row: Row) -> Generation:
+    """What a finished row has to tell."""
+    assert row.finish_reason is not None
+    return Generation(row.new_tokens, row.finish_reason, row.kept, row.num_nodes)
+
+
+def _new_row(key: int, prompt: Sequence[int], limits: Limits) -> Row:
+    if not prompt:
+        raise DataError("the prompt is empty", "give at least one token; a base model needs some text to go on")
+    if limits.budget(len(prompt)) < 1:
+        raise DataError(
+            f"the prompt has {len(prompt)} tokens; the model's context holds {limits.context_limit}",
+            "shorten the prompt: at least one position must be left to write to",
+        )
+    return Row(key, list(prompt), len(prompt), limits)
+
+
+@torch.inference_mode()
+def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
+    """Read the joining prompts with one forward and decide each row's first token; hidden states [B, 1, H]."""
+    seen = parts.target.prefill([row.tokens for row in joining], rows.cache, first_row=len(rows.active))
+    rows.admit(joining, seen, parts.rule.first(seen.logits_BNV[:, 0], parts.rng))
+    parts.drafter.start(rows.context)
+    return seen.hidden_BNH
+
+
+def _join(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Iterator[Gain]:
+    """Prefill, then report every joining row's first token."""
+    hidden_B1H = _prefill(parts, rows, joining)
+    for index, row in enumerate(joining):
+        yield Gain(row, row.new_tokens, hidden_B1H[index])
+    _retire(parts, rows)
+
+
+def _retire(parts: Parts, rows: Rows) -> None:
+    """Take finished rows out, and tell the drafter when the rows it knew are no longer the same."""
+    if rows.retire() and rows.active:
+        parts.drafter.start(rows.context)

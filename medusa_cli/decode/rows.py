@@ -1,0 +1,154 @@
+"""Rows: texts being written side by side, each at its own speed, with one cache between them.
+
+Knows stops and budgets; knows no drafter and no rule. Active rows are always rows 0 to n - 1 of the cache.
+Shape letters: B active rows, N tree nodes, D places on a path, H hidden.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from medusa_cli.contracts import Context, Draft, Seen, Step, Verdict
+from medusa_cli.target.cache import TreeCache
+
+FindStop = Callable[[Sequence[int], Sequence[int]], int | None]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a text ends: the one stop rule of every arm.
+
+    max_new_tokens  budget of new tokens, at least 1
+    stop_ids        the text ends with the first of these, which belongs to it
+    context_limit   prompt and text together hold at most this many tokens
+    find_stop       (ids so far, new ids) -> how many new ids reach a stop string, or None
+    """
+
+    max_new_tokens: int
+    stop_ids: frozenset[int] = frozenset()
+    context_limit: int | None = None
+    find_stop: FindStop | None = None
+
+    def budget(self, prompt_tokens: int) -> int:
+        """New tokens allowed after a prompt of this length."""
+        if self.context_limit is None:
+            return self.max_new_tokens
+        return min(self.max_new_tokens, self.context_limit - prompt_tokens)
+
+
+@dataclass
+class Row:
+    """One text: `tokens` is prompt and new ids, the root included; `kept` and `num_nodes` have an entry a step."""
+
+    key: int
+    tokens: list[int]
+    prompt_tokens: int
+    limits: Limits
+    finish_reason: Literal["stop", "length"] | None = None
+    kept: list[int] = field(default_factory=list)
+    num_nodes: list[int] = field(default_factory=list)
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """The text without its prompt."""
+        return self.tokens[self.prompt_tokens :]
+
+    def take(self, offered: Sequence[int]) -> int:
+        """Append as many of the offered ids as stops and budget allow; returns how many. Sets finish_reason."""
+        left = self.limits.budget(self.prompt_tokens) - len(self.tokens) + self.prompt_tokens
+        allowed = list(offered[:left])
+        stop = next((place + 1 for place, token in enumerate(allowed) if token in self.limits.stop_ids), None)
+        if self.limits.find_stop is not None:
+            text_stop = self.limits.find_stop(self.new_tokens, allowed[:stop])
+            stop = text_stop if text_stop is not None else stop
+        if stop is not None:
+            allowed, self.finish_reason = allowed[:stop], "stop"
+        elif len(allowed) == left:
+            self.finish_reason = "length"
+        self.tokens += allowed
+        return len(allowed)
+
+
+class Rows:
+    """The rows of one run and the state a step needs: their cache, roots and hidden states."""
+
+    def __init__(self, cache: TreeCache) -> None:
+        self.cache = cache
+        self.active: list[Row] = []
+        self.root_B: Tensor | None = None
+        self.hidden_BH: Tensor | None = None
+        self.accepted_hidden_BDH: Tensor | None = None
+
+    @property
+    def context(self) -> Context:
+        """What a drafter may see."""
+        assert self.root_B is not None and self.hidden_BH is not None
+        return Context([row.tokens for row in self.active], self.root_B, self.hidden_BH, self.accepted_hidden_BDH)
+
+    def admit(self, rows: Sequence[Row], seen: Seen, root_B: Tensor) -> None:
+        """Add freshly prefilled rows behind the active ones, each with its first decided token."""
+        for row, root in zip(rows, root_B.tolist(), strict=True):
+            row.take([root])
+        self.active += rows
+        self.root_B = root_B if self.root_B is None else torch.cat([self.root_B, root_B])
+        hidden_BH = seen.hidden_BNH[:, 0]
+        self.hidden_BH = hidden_BH if self.hidden_BH is None else torch.cat([self.hidden_BH, hidden_BH])
+        # Rows that join have no accepted path yet: drafters that use it are told to start anew.
+        self.accepted_hidden_BDH = None
+
+    def limit(self, verdict: Verdict, draft: Draft) -> Verdict:
+        """Cut each row's path at stops and budgets. The one place that does, and the one host read of a step.
+
+        A row gains the path's guesses and the token after them; when m of these are allowed, m nodes are kept, and
+        the m-th gained token is decided but never forwarded: the cache holds nothing past a stop.
+        """
+        tokens_BD = draft.tokens_BN.gather(1, verdict.path_BD.clamp(min=0))
+        packed = torch.cat([verdict.kept_B[:, None], verdict.next_B[:, None], verdict.path_BD, tokens_BD], dim=1)
+        num_places = verdict.path_BD.shape[1]
+        paths, kept = [], []
+        for row, (count, following, *rest) in zip(self.active, packed.tolist(), strict=True):
+            path, tokens = rest[:num_places], rest[num_places:]
+            kept.append(row.take([*tokens[1:count], following]))
+            row.kept.append(kept[-1])
+            row.num_nodes.append(draft.tree.num_nodes)
+            paths.append(path)
+        return Verdict(verdict.path_BD, verdict.kept_B, verdict.next_B, paths, kept)
+
+    def advance(self, draft: Draft, verdict: Verdict, hidden_BNH: Tensor) -> Step:
+        """The deepest kept node's hidden state decided the next root; finished rows are left as they are."""
+        assert verdict.kept is not None
+        path_BD = verdict.path_BD.clamp(min=0)
+        hidden_BDH = hidden_BNH.gather(1, path_BD[..., None].expand(-1, -1, hidden_BNH.shape[-1]))
+        last_B = (verdict.kept_B - 1)[:, None, None].expand(-1, 1, hidden_BNH.shape[-1])
+        self.hidden_BH = hidden_BDH.gather(1, last_B)[:, 0]
+        self.accepted_hidden_BDH = hidden_BDH
+        self.root_B = verdict.next_B
+        gained = [row.tokens[len(row.tokens) - kept :] for row, kept in zip(self.active, verdict.kept, strict=True)]
+        return Step(gained, draft.tree.num_nodes, hidden_BDH)
+
+    @torch.inference_mode()
+    def retire(self) -> list[Row]:
+        """Take finished rows out; the last active rows move into the holes they leave."""
+        finished = [row for row in self.active if row.finish_reason is not None]
+        if not finished:
+            return []
+        order = list(range(len(self.active)))
+        for index in reversed(range(len(self.active))):
+            if self.active[index].finish_reason is not None:
+                last = len(order) - 1
+                if index != last:
+                    self.cache.copy_row(last, index)
+                    order[index] = order[last]
+                    self.active[index] = self.active[last]
+                self.cache.drop(last)
+                order.pop()
+                self.active.pop()
+        assert self.root_B is not None and self.hidden_BH is not None
+        index_B = torch.tensor(order, dtype=torch.long, device=self.root_B.device)
+        self.root_B, self.hidden_BH = self.root_B[index_B], self.hidden_BH[index_B]
+        if self.accepted_hidden_BDH is not None:
+            self.accepted_hidden_BDH = self.accepted_hidden_BDH[index_B]
+        return finished

@@ -1,0 +1,18 @@
+"""The drafter that guesses nothing: plain decoding is the same loop with an empty tree."""
+
+from medusa_cli.contracts import Context, Draft
+from medusa_cli.trees.tree import TokenTree
+
+
+class NoDrafter:
+    """The fair baseline, and the switch that turns speculation off."""
+
+    def __init__(self) -> None:
+        self.tree = TokenTree.empty()
+
+    def start(self, context: Context) -> None:
+        """Nothing is remembered."""
+
+    def propose(self, context: Context) -> Draft:
+        """The roots alone."""
+        return Draft(context.root_B[:, None], self.tree.to(context.root_B.device))
