@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -16,10 +15,9 @@ settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
-def _same_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _same_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same random numbers for each test, whatever ran before, and no MEDUSA_* setting from outside."""
     for name in [name for name in os.environ if name.startswith("MEDUSA_")]:
         monkeypatch.delenv(name)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
-    yield

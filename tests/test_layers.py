@@ -47,7 +47,8 @@ def faults(room: str, tree: ast.AST, file: str) -> list[str]:
     return [
         f"{file} (layer {LAYER_OF[room]}) imports {other} (layer {LAYER_OF[other]}): a room imports lower layers only"
         for other in imported_rooms(tree)
-        if other in LAYER_OF and other != room and LAYER_OF[other] >= LAYER_OF[room]
+        # errors.py holds no code: it lies under its own layer too
+        if other in LAYER_OF and other not in (room, "errors") and LAYER_OF[other] >= LAYER_OF[room]
     ]
 
 
@@ -63,11 +64,11 @@ def test_a_room_imports_lower_layers_and_itself_only() -> None:
 
 def test_every_room_has_a_layer() -> None:
     strangers = {room_of(file) for file in PACKAGE.rglob("*.py")} - set(LAYER_OF) - FREE
-    assert not strangers, f"give {', '.join(sorted(strangers))} a layer in tests/test_layers.py and docs/architecture.md"
+    assert not strangers, f"give a layer, here and in docs/architecture.md, to {', '.join(sorted(strangers))}"
 
 
 @pytest.mark.parametrize(
-    "line", ["from medusa_cli.acceptance.greedy import Greedy", "import medusa_cli.decode", "from medusa_cli import cli"]
+    "line", ["from medusa_cli.acceptance.greedy import X", "import medusa_cli.decode", "from medusa_cli import cli"]
 )
 def test_an_import_up_or_sideways_is_a_fault_even_inside_a_function(line: str) -> None:
     (fault,) = faults("drafters", ast.parse(f"def propose():\n    {line}"), "drafters/medusa.py")

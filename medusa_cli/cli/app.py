@@ -23,7 +23,7 @@ from medusa_cli import __version__
 from medusa_cli.cli.console import GateFailed, print_error
 from medusa_cli.errors import MedusaError
 
-# Modules of medusa_cli.cli, each with a function `command`; train_heads becomes `medusa train-heads`.
+# Modules with a function `command`, in the order of the help; medusa_cli.cli.train_heads is `medusa train-heads`.
 COMMANDS: tuple[str, ...] = ()
 
 EXIT_ERROR, EXIT_USAGE, EXIT_GATE, EXIT_BUG, EXIT_INTERRUPTED = 1, 2, 3, 70, 130
@@ -54,7 +54,7 @@ def main(args: Sequence[str] | None = None, commands: Iterable[str] = COMMANDS) 
     except Exception as error:
         if verbose:
             traceback.print_exception(error)
-        code = _fail(EXIT_ERROR, *_system_lines(error)) if isinstance(error, OSError) else _fail(EXIT_BUG, *_bug_lines(error))
+        code = _fail_unforeseen(error)
     if code == EXIT_INTERRUPTED:
         print("interrupted", file=sys.stderr)
     _settle_stdout()
@@ -75,8 +75,9 @@ def make_app(commands: Iterable[str]) -> typer.Typer:
             return _load(cmd_name, modules[cmd_name]) if cmd_name in modules else None
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
-            with formatter.section("Commands"):
-                formatter.write_dl([(name, _summary(module)) for name, module in modules.items()])
+            if modules:
+                with formatter.section("Commands"):
+                    formatter.write_dl([(name, _summary(module)) for name, module in modules.items()])
 
     app = _typer(epilog=EPILOG, cls=Commands)
     app.callback(invoke_without_command=True)(_medusa)
@@ -86,7 +87,7 @@ def make_app(commands: Iterable[str]) -> typer.Typer:
 def _load(name: str, module: str) -> Any:
     """Typer's command `name` over the function `command` of `module`."""
     app = _typer(add_completion=False)
-    app.command(name)(importlib.import_module(_full_name(module)).command)
+    app.command(name)(importlib.import_module(module).command)
     return typer.main.get_command(app)
 
 
@@ -100,17 +101,13 @@ def _typer(**settings: Any) -> typer.Typer:
     )
 
 
-def _full_name(module: str) -> str:
-    return module if "." in module else f"medusa_cli.cli.{module}"
-
-
 def _summary(module: str) -> str:
     """The first line of what a command module's `command` says it does, read without running it."""
-    spec = importlib.util.find_spec(_full_name(module))
-    assert spec is not None and spec.origin is not None, module
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
-    texts = (ast.get_docstring(node) for node in tree.body if getattr(node, "name", "") == "command")
-    return (next(texts, None) or "").partition("\n")[0]
+    spec = importlib.util.find_spec(module)
+    assert spec, f"COMMANDS names {module}, which is not there"
+    tree = ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "command")
+    return (ast.get_docstring(next(functions)) or "").partition("\n")[0]
 
 
 def _run(args: list[str], commands: Iterable[str]) -> int:
@@ -149,14 +146,13 @@ def _usage_lines(error: typer.TyperException) -> tuple[str, str]:
     return message, f"did you mean {nearest}? see {help_command}" if nearest else f"see {help_command}"
 
 
-def _system_lines(error: OSError) -> tuple[str, str]:
-    """Message and hint for what the operating system refused: a full disk, a missing permission."""
-    return f"{error.strerror or error}" + (f": {error.filename}" if error.filename else ""), "see MEDUSA_TRACEBACK=1 for where"
-
-
-def _bug_lines(error: Exception) -> tuple[str, str]:
-    """Message and hint for an exception nobody foresaw."""
-    return (
+def _fail_unforeseen(error: Exception) -> int:
+    """What the operating system refused (a full disk, a missing permission) is the user's to fix; the rest is a bug."""
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        return _fail(EXIT_ERROR, f"{error.strerror or error}{where}", "MEDUSA_TRACEBACK=1 shows what needed it")
+    return _fail(
+        EXIT_BUG,
         f"this is a bug in medusa: {type(error).__name__}: {error}",
         "report it with `medusa --version` and the output of the same command under MEDUSA_TRACEBACK=1",
     )

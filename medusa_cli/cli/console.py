@@ -131,9 +131,10 @@ class Console:
             if now - last < SECONDS_BETWEEN_LINES and not (finished and last > start):
                 return
             last = now
-            left = "" if total is None or finished or not done else f", {_duration((now - start) * (total - done) / done)} left"
-            of = "" if total is None else f"/{total:g}"
-            self._log(f"{title}: {done:g}{of}{left}{', ' + note if note else ''}")
+            parts = [f"{title}: {done:g}" if total is None else f"{title}: {done:g}/{total:g}"]
+            if total is not None and 0 < done < total:
+                parts.append(f"{_duration((now - start) * (total - done) / done)} left")
+            self._log(", ".join(parts + [note] * bool(note)))
 
         self._log(title)
         return draw
@@ -182,15 +183,14 @@ def _write_whole(file: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
         os.replace(partial, file)
     except OSError as error:
-        raise MedusaError(f"can't write {file}: {error.strerror}", "name a file in a folder you can write to") from error
+        hint = "name a file in a folder you can write to"
+        raise MedusaError(f"can't write {file}: {error.strerror}", hint) from error
     finally:
         partial.unlink(missing_ok=True)
 
 
 @contextmanager
-def _bar(
-    title: str, total: float | None
-) -> Iterator[tuple[Callable[[float, str], None], Callable[[str], None]]]:
+def _bar(title: str, total: float | None) -> Iterator[tuple[Callable[[float, str], None], Callable[[str], None]]]:
     """A rich bar on stderr: how to redraw it, and how to print a line above it."""
     from rich.console import Console as RichConsole
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -233,7 +233,7 @@ def _draw_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
         console.width = console.measure(table).maximum
     with console.capture() as drawn:
         console.print(table)
-    print("\n".join(line.rstrip() for line in drawn.get().strip("\n").splitlines()))
+    print("\n".join(line.rstrip() for line in drawn.get().splitlines()).strip("\n"))
 
 
 def _is_figure(value: object) -> bool:

@@ -1,7 +1,7 @@
 """The options every command shares, as types to annotate parameters with.
 
-A flag that was not given is None, so that the recipe's order decides: flag > MEDUSA_* > --config > default. The defaults
-live in medusa_cli.recipe; the help texts here read them from there.
+A flag that was not given is None, so that the recipe's order decides: flag > MEDUSA_* > --config > default.
+The defaults live in medusa_cli.recipe; the help texts here read them from there.
 """
 
 import os

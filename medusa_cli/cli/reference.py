@@ -19,7 +19,7 @@ WIDTH = 100
 INTRODUCTION = """\
 # The command line
 
-The output of `--help`, written by `make docs`. Where another program is called `medusa`, `python -m medusa_cli` is this one.
+What `--help` says, written by `make docs`. Where another program is called `medusa`, say `python -m medusa_cli`.
 """
 
 
@@ -41,11 +41,8 @@ def package_map(package: Path = Path(__file__).parents[1]) -> Iterator[str]:
         place = file.relative_to(package.parent)
         indent = "  " * (len(place.parts) - 1)
         summary = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-        if file.name == "__init__.py":
-            line = f"{indent[2:]}{place.parent.name}/"
-        else:
-            line = f"{indent}{file.name}"
-        yield f"{line:<28}  {summary}".rstrip()
+        name = f"{indent[2:]}{place.parent.name}/" if file.name == "__init__.py" else f"{indent}{file.name}"
+        yield f"{name:<28}  {summary}".rstrip()
 
 
 def _section(title: str, text: str) -> str:
