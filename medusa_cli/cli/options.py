@@ -1,0 +1,107 @@
+"""The options every command shares, as types to annotate parameters with.
+
+A flag that was not given is None, so that the recipe's order decides: flag > MEDUSA_* > --config > default.
+The defaults live in medusa_cli.recipe; the help texts here read them from there.
+"""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from medusa_cli.recipe import Recipe, Settings, TargetSettings
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+RunnerName = Literal["auto", "eager", "packed"]
+AttentionName = Literal["auto", "eager", "sdpa", "grouped"]
+
+
+def with_default(text: str, settings: type[Settings], name: str) -> str:
+    """A help text that ends in the default a recipe gives the setting `name`."""
+    default = settings.model_fields[name].default
+    return text if default is None else f"{text} [default: {default}]"
+
+
+def _check_writable(file: Path | None) -> Path | None:
+    """Refuse, before any work is done, a file that could not be written after it."""
+    if file is not None and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
+        raise typer.BadParameter(f"can't write {file}")
+    return file
+
+
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="NAME",
+        help=with_default("An alias, a hub id, a folder or a .gguf file.", TargetSettings, "model"),
+    ),
+]
+Heads = Annotated[
+    str | None,
+    typer.Option("--heads", metavar="NAME", help="A folder or hub id of heads. [default: heads known for the model]"),
+]
+Revision = Annotated[
+    str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a model on the hub.")
+]
+Dtype = Annotated[
+    DType | None, typer.Option("--dtype", help=with_default("Number format of the weights.", TargetSettings, "dtype"))
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="auto|cpu|cuda[:N]|mps",
+        help=with_default("Where the model runs.", TargetSettings, "device"),
+    ),
+]
+Runner = Annotated[
+    RunnerName | None,
+    typer.Option("--runner", help=with_default("How a forward is launched.", TargetSettings, "runner")),
+]
+Attention = Annotated[
+    AttentionName | None,
+    typer.Option("--attention", help=with_default("Kernel of the tree attention.", TargetSettings, "attention")),
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", metavar="N", help=with_default("Seed of all that is random.", Recipe, "seed"))
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help="A recipe: settings in YAML."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Settings over those of --config: train.epochs=3", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
+OutputJson = Annotated[
+    Path | None,
+    typer.Option("--output-json", metavar="FILE", callback=_check_writable, help="Write the JSON document to a file."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no log; warnings and errors stay.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More log; a traceback when something is a bug.")]
+
+
+def target_values(
+    *,
+    model: str | None = None,
+    revision: str | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    runner: str | None = None,
+    attention: str | None = None,
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """These flags by dotted name, as `load_recipe(values=...)` takes them; None stays None: not given."""
+    return {
+        "target.model": model,
+        "target.revision": revision,
+        "target.dtype": dtype,
+        "target.device": device,
+        "target.runner": runner,
+        "target.attention": attention,
+        "seed": seed,
+    }

@@ -1,0 +1,23 @@
+"""What every test relies on: no network, one thread, fixed seeds, and none of the developer's own settings."""
+
+import os
+import sys
+
+import pytest
+from hypothesis import settings
+
+# before torch and transformers are imported, which read these once
+os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled", TOKENIZERS_PARALLELISM="false")
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _same_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same random numbers for each test, whatever ran before, and no MEDUSA_* setting from outside."""
+    for name in [name for name in os.environ if name.startswith("MEDUSA_")]:
+        monkeypatch.delenv(name)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
