@@ -122,7 +122,8 @@ def _usable(rows: Iterator[Row], source: str, counts: Counts, on_bad_row: OnBadR
             counts.skip(fault.reason, f"row {row.number}")
             continue
         usable += 1
-        yield Conversation(messages, str(row.value.get("id", f"row {row.number}")), row.number)
+        own = row.value.get("id")
+        yield Conversation(messages, f"row {row.number}" if own is None else str(own), row.number)
     if not usable:
         raise DataError(f"{source}: 0 usable rows; {counts.describe()}", _LAYOUTS_HINT)
 
@@ -192,8 +193,8 @@ def _turn(entry: Any, name: str) -> Message:
     """One {role, content} or {from, value}."""
     if not isinstance(entry, Mapping):
         raise BadRow(f"an object expected, found {type(entry).__name__}", name)
-    role_key = "role" if entry.get("role") is not None else "from"
-    content_key = "content" if entry.get("content") is not None else "value"
+    role_key = "from" if "from" in entry else "role"
+    content_key = "value" if "value" in entry else "content"
     role = _text(entry.get(role_key), f"{name}.{role_key}").strip().lower()
     if role not in _ROLES:
         raise BadRow(f"unknown role '{role}'", f"{name}.{role_key}", hint=f"roles are {', '.join(_ROLES)}")

@@ -1,6 +1,5 @@
 """Prompts to decode from, for generate, bench and distillation. This file knows no tokenizer."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +37,9 @@ def read_prompts(file: Path) -> list[Prompt]:
             raise BadRow(f"'{prompt.id}' names an earlier row too", "id", place, "give each prompt an id of its own")
         prompts[prompt.id] = prompt
     if not prompts:
-        raise DataError(f"{file} holds no prompts", 'write one prompt a line (.txt), or {"prompt": "..."} rows (.jsonl)')
+        raise DataError(
+            f"{file} holds no prompts", 'write one prompt a line (.txt), or {"prompt": "..."} rows (.jsonl)'
+        )
     return list(prompts.values())
 
 
@@ -50,5 +51,5 @@ def _prompt(row: Row) -> Prompt:
         messages = messages[:-1]
     if not messages:
         raise BadRow("nothing is asked: no user message", "messages")
-    stored: Mapping[str, object] = row.value
-    return Prompt(str(stored.get("id", row.number)), str(stored.get("category", "other")), messages)
+    stored = {key: str(value) for key, value in row.value.items() if key in ("id", "category") and value is not None}
+    return Prompt(stored.get("id", str(row.number)), stored.get("category", "other"), messages)

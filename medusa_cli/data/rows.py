@@ -13,7 +13,7 @@ from typing import Any
 from medusa_cli.errors import DataError
 from medusa_cli.lazy import need
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _UTF8_HINT = "save it as UTF-8 text"
 
 
@@ -90,7 +90,9 @@ def _json_rows(path: Path) -> Iterator[Row]:
         value, end = json.JSONDecoder().raw_decode(text.lstrip())
     except (ValueError, RecursionError) as error:
         line = lines[min(getattr(error, "lineno", 1), len(lines)) - 1][0]
-        raise DataError(f"{path}, line {line}: broken JSON ({error})", "the file must be a JSON list of rows") from error
+        raise DataError(
+            f"{path}, line {line}: broken JSON ({error})", "the file must be a JSON list of rows"
+        ) from error
     if text.lstrip()[end:].strip():
         yield from _jsonl_rows(path)
         return

@@ -11,7 +11,13 @@ from transformers import PreTrainedTokenizerFast
 from medusa_cli.decode.text import StopHit, StopStrings, TextStream, decode_text
 from medusa_cli.errors import RecipeError
 
-TEXTS = ["the cat sat on the mat", "Stop here.\n\nUser: hello", "한국어 문장입니다", "今天天气很好", "😀 👩‍👩‍👧 🎉 naïve café"]
+TEXTS = [
+    "the cat sat on the mat",
+    "Stop here.\n\nUser: hello",
+    "한국어 문장입니다",
+    "今天天气很好",
+    "😀 👩‍👩‍👧 🎉 naïve café",
+]
 
 
 @functools.cache
@@ -61,7 +67,9 @@ def ids_of(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def chunks_of(tokenizer: PreTrainedTokenizerFast, ids: list[int], sizes: list[int], stops: tuple[str, ...] = ()) -> list:
+def chunks_of(
+    tokenizer: PreTrainedTokenizerFast, ids: list[int], sizes: list[int], stops: tuple[str, ...] = ()
+) -> list:
     """What a stream gives for ids that arrive in steps of these sizes (the last size goes on)."""
     stream, chunks, at = TextStream(tokenizer, stops), [], 0
     while at < len(ids):
@@ -85,7 +93,7 @@ def arrivals(draw: st.DrawFn) -> tuple[str, list[int], list[int]]:
     return kind, ids, draw(st.lists(st.integers(1, 6), min_size=1, max_size=10))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(arrivals())
 def test_chunks_join_to_the_one_shot_decode(arrival: tuple[str, list[int], list[int]]) -> None:
     kind, ids, sizes = arrival
@@ -248,8 +256,10 @@ def test_held_back_text_is_flushed_when_the_stop_string_never_came() -> None:
     assert not stream.stopped
 
 
-@settings(max_examples=300, deadline=None)
-@given(arrivals(), st.lists(st.sampled_from(["t", "cat", "the c", "국", "気", "天天", "\n\n", "s o", "😀"]), max_size=3))
+@settings(max_examples=150, deadline=None)
+@given(
+    arrivals(), st.lists(st.sampled_from(["t", "cat", "the c", "국", "気", "天天", "\n\n", "s o", "😀"]), max_size=3)
+)
 def test_the_stream_shows_what_the_stop_strings_leave(arrival: tuple[str, list[int], list[int]], stops: list) -> None:
     kind, ids, sizes = arrival
     tokenizer = KINDS[kind]()
