@@ -117,10 +117,15 @@ def _never_falling(values: list[float]) -> list[float]:
     return [mean for mean, count in pools for _ in range(count)]
 
 
+def _falling(values: Sequence[float]) -> list[int]:
+    """The places of `values`, the largest value's first; equals keep their order."""
+    return sorted(range(len(values)), key=lambda place: -values[place])
+
+
 def _best_first(accuracy_KR: Accuracies) -> Iterator[tuple[Path, float]]:
     """Every path of a probability above 0 with that probability, likeliest first, parents before children."""
     # Measured accuracies need not fall with the rank, so each head's ranks are walked in order of accuracy.
-    order_KR = [sorted(range(len(a_R)), key=lambda rank, a_R=a_R: -a_R[rank]) for a_R in accuracy_KR]
+    order_KR = [_falling(accuracy_R) for accuracy_R in accuracy_KR]
     heap: list[tuple[float, int, Path, int, float]] = []
 
     def push(above: Path, place: int, above_probability: float) -> None:

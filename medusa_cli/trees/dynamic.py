@@ -84,6 +84,8 @@ def _possible(num_heads: int, num_ranks: int, size: int) -> list[Path]:
 def _scores(logp_BKR: Tensor, table: _Candidates) -> Tensor:
     """Log-probability of each candidate, summed in one order for all, so that rounding lifts none over its parent."""
     cells_BX = pad(logp_BKR.flatten(1).float(), (0, 1))
-    terms_BKC = cells_BX.index_select(1, table.cells_KC.flatten()).unflatten(1, table.cells_KC.shape)
-    first_BC, *others = terms_BKC.unbind(1)
-    return sum(others, start=first_BC)
+    terms_BKC = cells_BX.index_select(1, table.cells_KC.flatten()).view(-1, *table.cells_KC.shape)
+    score_BC, *others = terms_BKC.unbind(1)
+    for term_BC in others:
+        score_BC = score_BC + term_BC
+    return score_BC
