@@ -28,6 +28,8 @@ _FORMS = "write chain:4, 4x2x1, none, [[0],[0,0],[1]], or name a tree.json or me
 def parse_tree(text: str) -> TokenTree:
     """The tree that a SPEC or a file name means. Raises TreeError saying what is wrong and where."""
     spec = text.strip()
+    if not spec:
+        raise TreeError("no tree is named", _FORMS)
     if spec.lower() in ("none", "empty"):
         return TokenTree.empty()
     if match := re.fullmatch(r"chain:(\d+)", spec, re.ASCII):
@@ -42,9 +44,9 @@ def parse_tree(text: str) -> TokenTree:
 def read_tree(file: Path) -> TokenTree:
     """The tree in a tree.json, a folder with a tree.json, or a medusa-choices file (`FILE:NAME` for one of many)."""
     name = None
-    if not os.path.exists(file) and ":" in file.name:
-        stem, _, name = file.name.rpartition(":")
-        file = file.with_name(stem) if stem else file
+    stem, _, last = str(file).rpartition(":")
+    if not os.path.exists(file) and os.path.isfile(stem):
+        file, name = Path(stem), last
     if os.path.isdir(file):
         file = file / "tree.json"
     text = _read_text(file)
@@ -174,7 +176,8 @@ def _shown(value: Any) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Text that fits in a message."""
+    """Text that fits in a message of one line."""
+    text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -218,10 +221,15 @@ def _read_text(file: Path) -> str:
     except FileNotFoundError as error:
         raise TreeError(f"'{_shortened(str(file))}' is neither a tree nor a file", _FORMS) from error
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise TreeError(f"can't read the tree file {file}: {error}", _FORMS) from error
+        raise TreeError(f"can't read the tree file '{_shortened(str(file))}': {_reason(error)}", _FORMS) from error
     if not text.strip():
         raise TreeError(f"{file} is empty", 'the empty tree is written {"paths": []}')
     return text
+
+
+def _reason(error: Exception) -> str:
+    """What the system says, without the name it repeats."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _read_object(file: Path) -> dict[str, Any]:
