@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from medusa_cli.lazy import need
 from medusa_cli.trees.render import NodeInfo, counts, gain, per_depth
 
-_LEFT, _TOP, _COLUMN, _LINE, _FOOT = 56.0, 92.0, 150.0, 30.0, 24.0
+_LEFT, _TOP, _COLUMN, _LINE, _FOOT = 56.0, 112.0, 150.0, 30.0, 24.0
+# A line runs straight between a node's two labels before it turns to the children.
+_STRAIGHT = 52.0
+_LEGEND = "in the disc: rank · beside it: chance to be right when its parent is, share of the gain"
 _INK, _MUTED, _RULE, _PAPER = "#1c2430", "#6b7686", "#e3e7ed", "#ffffff"
 _LOW, _HIGH, _ROOT = (199, 219, 240), (20, 83, 148), "#1c2430"
 _FONT = "Helvetica, Arial, 'DejaVu Sans', sans-serif"
@@ -29,8 +32,8 @@ class Spot:
 
     @property
     def likely(self) -> float:
-        """Probability from 0 to 1, or one half where nothing was measured."""
-        return 0.5 if self.node is None or self.node.probability is None else self.node.probability
+        """Probability from 0 to 1, or a quarter where nothing was measured."""
+        return 0.25 if self.node is None or self.node.probability is None else self.node.probability
 
     @property
     def fill(self) -> str:
@@ -58,6 +61,7 @@ class Picture:
     width: float
     height: float
     title: str
+    legend: str
     columns: list[tuple[float, str]]
     spots: list[Spot]
 
@@ -82,8 +86,9 @@ def lay_out(nodes: Sequence[NodeInfo]) -> Picture:
     columns = [(_LEFT, "root"), *((_LEFT + _COLUMN * d, f"head {d}") for d in range(1, depth + 1))]
     gained = gain(nodes)
     title = counts(nodes) + ("" if gained is None else f" · {1 + gained:.2f} tokens a step expected")
-    width = max(_LEFT + _COLUMN * depth + 110, 20 + 8.2 * len(title))
-    return Picture(width, _TOP + (lines - 1) * _LINE + _LINE / 2 + _FOOT, title, columns, spots)
+    legend = _LEGEND if gained else "in the disc: rank"
+    width = max(_LEFT + _COLUMN * depth + 110, 40 + 9.5 * len(title), 40 + 6.0 * len(legend))
+    return Picture(width, _TOP + (lines - 1) * _LINE + _LINE / 2 + _FOOT, title, legend, columns, spots)
 
 
 def to_svg(nodes: Sequence[NodeInfo]) -> str:
@@ -97,8 +102,9 @@ def to_svg(nodes: Sequence[NodeInfo]) -> str:
             f"<title>{picture.title}</title>",
             f'<rect width="100%" height="100%" rx="8" fill="{_PAPER}"/>',
             _svg_text(20, 30, picture.title, size=15, fill=_INK, weight="600"),
+            _svg_text(20, 50, picture.legend, size=11, fill=_MUTED),
             *_svg_columns(picture),
-            *(_svg_edge(spot) for spot in picture.spots if spot.node),
+            *(_svg_edge(spot) for spot in _strongest_last(picture)),
             *(line for spot in picture.spots for line in _svg_spot(spot)),
             "</svg>\n",
         ]
@@ -122,13 +128,14 @@ def to_png(nodes: Sequence[NodeInfo]) -> bytes:
         axes.text(x, y, words, fontsize=size * 0.72, color=colour, zorder=4, va="baseline", **more)
 
     text(20, 30, picture.title, 15, _INK, weight="bold")
+    text(20, 50, picture.legend, 11, _MUTED)
     for x, name in picture.columns:
         axes.plot([x, x], [_TOP - 22, picture.height - _FOOT / 2], color=_RULE, linewidth=0.72, zorder=1)
         text(x, _TOP - 30, name, 12, _MUTED, ha="center")
+    for spot in _strongest_last(picture):
+        curve = paths.Path(_curve(spot), [1, 2, 4, 4, 4])
+        axes.add_patch(patch(curve, fill=False, edgecolor=spot.fill, linewidth=spot.stroke * 0.72, zorder=2))
     for spot in picture.spots:
-        if spot.node:
-            curve = paths.Path(_curve(spot), [1, 4, 4, 4])
-            axes.add_patch(patch(curve, fill=False, edgecolor=spot.fill, linewidth=spot.stroke * 0.72, zorder=2))
         axes.add_patch(circle((spot.x, spot.y), spot.radius, facecolor=spot.fill, edgecolor="none", zorder=3))
         for x, y, words, size, colour, anchor in _labels(spot):
             text(x, y, words, size, colour, ha={"middle": "center", "start": "left"}[anchor])
@@ -145,10 +152,17 @@ def _spot(node: NodeInfo, y_of: dict[tuple[int, ...], float]) -> Spot:
     return Spot(x, y_of[node.path], x - _COLUMN, y_of[node.path[:-1]], 8.0 + 6.0 * likely**0.5, node)
 
 
+def _strongest_last(picture: Picture) -> list[Spot]:
+    """The spots with a line from a parent, so ordered that the likeliest line is drawn over the others."""
+    return sorted((spot for spot in picture.spots if spot.node), key=lambda spot: spot.likely)
+
+
 def _curve(spot: Spot) -> list[tuple[float, float]]:
-    """The four points of the Bézier curve from the parent."""
-    middle = (spot.x + spot.from_x) / 2
-    return [(spot.from_x, spot.from_y), (middle, spot.from_y), (middle, spot.y), (spot.x, spot.y)]
+    """The line from the parent: its start, the end of the straight part, and three more points of a Bézier curve."""
+    is_labelled = spot.node is not None and len(spot.node.path) > 1 and spot.node.acceptance is not None
+    turn = spot.from_x + (_STRAIGHT if is_labelled else 0.0)
+    middle = (spot.x + turn) / 2
+    return [(spot.from_x, spot.from_y), (turn, spot.from_y), (middle, spot.from_y), (middle, spot.y), (spot.x, spot.y)]
 
 
 def _labels(spot: Spot) -> Iterator[tuple[float, float, str, float, str, str]]:
@@ -170,8 +184,9 @@ def _svg_columns(picture: Picture) -> Iterator[str]:
 
 def _svg_edge(spot: Spot) -> str:
     """The line from the parent."""
-    start, *others = (f"{x:.1f} {y:.1f}" for x, y in _curve(spot))
-    return f'<path d="M{start}C{" ".join(others)}" fill="none" stroke="{spot.fill}" stroke-width="{spot.stroke:.1f}"/>'
+    start, turn, *bezier = (f"{x:.1f} {y:.1f}" for x, y in _curve(spot))
+    line = f"M{start}L{turn}C{' '.join(bezier)}"
+    return f'<path d="{line}" fill="none" stroke="{spot.fill}" stroke-width="{spot.stroke:.1f}"/>'
 
 
 def _svg_spot(spot: Spot) -> Iterator[str]:
