@@ -49,6 +49,8 @@ def read_tree(file: Path) -> TokenTree:
         file, name = Path(stem), last
     if os.path.isdir(file):
         file = file / "tree.json"
+        if not file.exists():
+            raise TreeError(f"{file} is missing", "name a folder that train-heads wrote, or a tree with --tree")
     text = _read_text(file)
     value = _literal(text, str(file)) if text.lstrip()[:1] in ("[", "(", "{") else _assigned(text, name, str(file))
     if isinstance(value, dict):
@@ -175,10 +177,10 @@ def _shown(value: Any) -> str:
     return _shortened(repr(value))
 
 
-def _shortened(text: str) -> str:
+def _shortened(text: str, length: int = 60) -> str:
     """Text that fits in a message of one line."""
     text = " ".join(text.split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def _literal(text: str, where: str) -> Any:
@@ -219,9 +221,9 @@ def _read_text(file: Path) -> str:
             raise TreeError(f"{file} is too big for a tree", f"a tree file lists at most {MAX_NODES} paths")
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
-        raise TreeError(f"'{_shortened(str(file))}' is neither a tree nor a file", _FORMS) from error
+        raise TreeError(f"'{_shortened(str(file), 200)}' is neither a tree nor a file", _FORMS) from error
     except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise TreeError(f"can't read the tree file '{_shortened(str(file))}': {_reason(error)}", _FORMS) from error
+        raise TreeError(f"can't read the tree file '{_shortened(str(file), 200)}': {_reason(error)}", _FORMS) from error
     if not text.strip():
         raise TreeError(f"{file} is empty", 'the empty tree is written {"paths": []}')
     return text
