@@ -1,0 +1,149 @@
+"""`medusa inspect-tree`: draw a tree, and say what it and other sizes are worth."""
+
+import json as json_module
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+import medusa_cli
+from medusa_cli.errors import FormatError, MedusaError, TreeError
+from medusa_cli.trees import picture, render
+
+if TYPE_CHECKING:
+    from medusa_cli.trees.files import Measured
+    from medusa_cli.trees.report import Inspection
+
+Format = Literal["text", "json", "dot", "svg", "png", "medusa-choices"]
+_BY_SUFFIX: dict[str, Format] = {".json": "json", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".png": "png"}
+
+
+def command(
+    heads: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="The heads whose tree and accuracies are shown. [default: shipped heads]"),
+    ] = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|SPEC",
+            help="Another tree: chain:4, 4x2x1, none, [[0],[0,0]], a tree.json, a folder or a medusa-choices file.",
+        ),
+    ] = None,
+    tree_size: Annotated[
+        int | None, typer.Option(min=0, max=1024, metavar="N", help="The best tree of N nodes for the accuracies.")
+    ] = None,
+    format: Annotated[
+        Format | None, typer.Option("--format", help="How to draw. [default: from the name of --output, else text]")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the drawing to a file; png needs one.")
+    ] = None,
+    compare: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="Two trees, each a FILE or SPEC, side by side.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")] = False,
+    output_json: Annotated[
+        Path | None, typer.Option("--output-json", metavar="FILE", help="Write the JSON document to a file.")
+    ] = None,
+) -> None:
+    """Draw a tree with what each node gains, and a table of what each size gains and costs."""
+    drawn = format or _BY_SUFFIX.get(output.suffix.lower() if output else "", "text")
+    _check_usage(drawn, format, output, compare is not None, tree, tree_size, json)
+    from medusa_cli.trees import report
+
+    measured = _measured(heads)
+    width = max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
+    if compare:
+        a, b = (_inspect(heads, measured, spec, None) for spec in compare)
+        document = report.comparison_document(a, b)
+        drawing: str | bytes = report.comparison_page(a, b, width)
+    else:
+        inspection = _inspect(heads, measured, tree, tree_size)
+        document = report.document(inspection)
+        drawing = _draw(inspection, drawn, width)
+    if output_json:
+        _write(output_json, json_module.dumps(document, indent=2) + "\n")
+    if output:
+        _write(output, drawing)
+        typer.echo(f"wrote {output}", err=True)
+    if json:
+        typer.echo(json_module.dumps(document, indent=2))
+    elif not output:
+        typer.echo(drawing, nl=False)
+
+
+def shipped_heads() -> Path | None:
+    """The folder of the heads that come with the package, if it is there."""
+    folder = Path(medusa_cli.__file__).parent / "heads" / "shipped" / "smollm2-135m" / "medusa"
+    return folder if folder.is_dir() else None
+
+
+def _check_usage(
+    drawn: Format, format: Format | None, output: Path | None, comparing: bool, tree: Any, tree_size: Any, json: bool
+) -> None:
+    """Refuse flags that contradict each other."""
+    if tree is not None and tree_size is not None:
+        raise typer.BadParameter("--tree and --tree-size both say which tree; give one")
+    if comparing and (tree is not None or tree_size is not None):
+        raise typer.BadParameter("--compare names its two trees; leave out --tree and --tree-size")
+    if comparing and drawn != "text":
+        raise typer.BadParameter("--compare is text; --json gives it as a document")
+    if drawn == "png" and output is None:
+        raise typer.BadParameter("--format png needs --output FILE")
+    if json and format and output is None:
+        raise typer.BadParameter("--json and --format both want stdout; give --output FILE for the drawing")
+
+
+def _measured(heads: Path | None) -> "Measured | None":
+    """The accuracies of `heads`, or of the shipped heads; None when neither is there."""
+    from medusa_cli.trees.files import read_measured
+
+    if heads is not None and not heads.is_dir():
+        raise FormatError(f"there is no folder of heads at {heads}", "name a folder that train-heads wrote")
+    folder = heads or shipped_heads()
+    return read_measured(folder) if folder else None
+
+
+def _inspect(heads: Path | None, measured: "Measured | None", spec: str | None, tree_size: int | None) -> "Inspection":
+    """The tree that the flags name, with what was measured."""
+    from medusa_cli.trees.build import best_tree
+    from medusa_cli.trees.files import parse_tree, read_tree
+    from medusa_cli.trees.report import Inspection
+
+    if spec is not None:
+        return Inspection(f"tree {spec}", parse_tree(spec), measured)
+    folder = heads or shipped_heads()
+    if measured is None or folder is None:
+        raise TreeError("no tree is named and no heads are at hand", "name one with --tree, or heads with --heads")
+    if tree_size is not None:
+        fitted = best_tree(measured.conditional_KR, tree_size)
+        return Inspection(f"best tree of up to {tree_size} nodes for {folder}", fitted, measured)
+    return Inspection(f"tree of {folder}", read_tree(folder), measured)
+
+
+def _draw(inspection: "Inspection", drawn: Format, width: int) -> str | bytes:
+    """The tree in the format asked for."""
+    from medusa_cli.trees.report import page
+
+    if drawn == "text":
+        return page(inspection, width)
+    if drawn == "json":
+        return json_module.dumps(render.to_json(inspection.nodes), indent=2) + "\n"
+    if drawn == "png":
+        return picture.to_png(inspection.nodes)
+    if drawn == "svg":
+        return picture.to_svg(inspection.nodes)
+    return (render.to_dot if drawn == "dot" else render.to_choices)(inspection.nodes) + "\n"
+
+
+def _write(file: Path, content: str | bytes) -> None:
+    """Write a result, or say why it can't be written."""
+    from medusa_cli.trees.files import write_atomically
+
+    try:
+        write_atomically(file, content if isinstance(content, bytes) else content.encode())
+    except OSError as error:
+        hint = "name a file in a folder you can write to"
+        raise MedusaError(f"can't write {file}: {error.strerror}", hint) from error

@@ -1,0 +1,91 @@
+"""Per-row, per-step trees from the heads' own confidence, without a host read.
+
+Shape letters: B rows, K heads, R ranks, N tree nodes with the root, C candidate paths with the root.
+Knows no model.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from medusa_cli.trees.tree import Path, TokenTree
+
+
+def dynamic_tree(logp_BKR: Tensor, size: int) -> TokenTree:
+    """For each row the tree of the `size` likeliest paths, as one TokenTree with X = B and N = size + 1.
+
+    logp_BKR  log-probabilities of each head's R best tokens, falling along R, at most 0; -inf for a token that must
+              not be drafted
+    The nodes are those that best-first search on the product of probabilities takes (the construction of EAGLE-2,
+    arXiv 2406.16858, for heads that don't see each other). Nodes stand in order of falling probability, so parents
+    come first. Where a row has fewer than `size` possible paths, the rest are padding nodes under the root.
+    """
+    table = _candidates(logp_BKR.shape[1], logp_BKR.shape[2], size, logp_BKR.device)
+    # Candidates stand in an order in which a path follows all paths that are at least as likely, whatever the numbers.
+    # A stable sort therefore keeps the root first and never takes a child of certain probability without its parent.
+    score_BC, order_BC = _scores(logp_BKR, table).sort(dim=1, descending=True, stable=True)
+    place_BC = torch.empty_like(order_BC).scatter_(1, order_BC, table.index_C.expand_as(order_BC))
+    taken_BN = order_BC[:, : size + 1]
+    real_BN = score_BC[:, : size + 1] > -torch.inf
+    parents_BN = place_BC.gather(1, table.parents_C[taken_BN]) * real_BN
+    ranks_BN = table.ranks_C[taken_BN] * real_BN
+    if missing := size + 1 - taken_BN.shape[1]:
+        parents_BN, ranks_BN, real_BN = (pad(each_BN, (0, missing)) for each_BN in (parents_BN, ranks_BN, real_BN))
+    return TokenTree(parents_BN, ranks_BN, real_BN)
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Every path that can be among the `size` likeliest of any row; the root is candidate 0."""
+
+    index_C: Tensor
+    parents_C: Tensor
+    ranks_C: Tensor
+    cells_KC: Tensor
+
+
+@lru_cache(maxsize=16)
+def _candidates(num_heads: int, num_ranks: int, size: int, device: torch.device) -> _Candidates:
+    """The table for these shapes; cells_KC points into a row's K * R log-probabilities, with a 0 behind them."""
+    paths = sorted(_possible(num_heads, num_ranks, size), key=lambda path: (len(path), path))
+    index = {path: n for n, path in enumerate(paths)}
+    nothing = num_heads * num_ranks
+    cells = [
+        [head * num_ranks + path[head] if head < len(path) else nothing for path in paths] for head in range(num_heads)
+    ]
+    return _Candidates(
+        index_C=torch.arange(len(paths), device=device),
+        parents_C=torch.tensor([index[path[:-1]] for path in paths], device=device),
+        ranks_C=torch.tensor([path[-1] if path else 0 for path in paths], device=device),
+        cells_KC=torch.tensor(cells, device=device).reshape(num_heads, len(paths)),
+    )
+
+
+def _possible(num_heads: int, num_ranks: int, size: int) -> list[Path]:
+    """Paths with at most `size` paths (themselves included) that are no longer and no worse at any place."""
+    found: list[Path] = [()]
+    layer: list[tuple[Path, int, int]] = [((), 1, 0)]
+    for _ in range(num_heads):
+        deeper = []
+        for path, as_long, better in layer:
+            for rank in range(num_ranks):
+                width = as_long * (rank + 1)
+                if better + width > size:
+                    break
+                deeper.append(((*path, rank), width, better + width))
+        found += [path for path, _, _ in deeper]
+        layer = deeper
+    return found
+
+
+def _scores(logp_BKR: Tensor, table: _Candidates) -> Tensor:
+    """Log-probability of each candidate, summed in one order for all, so that rounding lifts none over its parent."""
+    cells_BX = pad(logp_BKR.flatten(1).float(), (0, 1))
+    terms_BKC = cells_BX.index_select(1, table.cells_KC.flatten()).view(-1, *table.cells_KC.shape)
+    score_BC, *others = terms_BKC.unbind(1)
+    for term_BC in others:
+        score_BC = score_BC + term_BC
+    return score_BC
