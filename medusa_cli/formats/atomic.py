@@ -1,18 +1,18 @@
 """Replacing a file so that a kill, or a full disk, leaves the old one or the new one and never a part."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 
-def write_atomically(path: Path, fill: Callable[[Path], None]) -> None:
-    """Let `fill` write a file beside `path`, force it to the disk, then give it the name. Raises what `fill` raises.
+def write_atomically(path: Path, data: str | bytes | memoryview) -> None:
+    """Write beside `path`, force it to the disk, then give it the name. Raises OSError; text is written as UTF-8.
 
     A kill or an error at any moment leaves what `path` held before.
     """
     beside = path.with_name(path.name + ".tmp")
     try:
-        fill(beside)
+        with beside.open("wb") as stream:
+            stream.write(data.encode() if isinstance(data, str) else data)
         sync(beside)
         os.replace(beside, path)
     except BaseException:

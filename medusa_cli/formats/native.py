@@ -34,6 +34,7 @@ VERSION = 1
 WEIGHTS = "heads.safetensors"
 DESCRIPTION = "heads.json"
 _PENDING = "heads.safetensors.new"
+_COPY_AGAIN = "copy the folder again, or train the heads again"
 
 
 class NativeFormat:
@@ -120,15 +121,9 @@ def _write(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None) -> None:
         "sha256": _sha256(pending),
         "config": heads.config.model_dump(),
     }
-    text = json.dumps(description, indent=2) + "\n"
-    write_atomically(folder / DESCRIPTION, lambda path: _write_text(path, text))
+    write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
     os.replace(pending, folder / WEIGHTS)
     sync(folder)
-
-
-def _write_text(path: Path, text: str) -> None:
-    """A UTF-8 text file."""
-    path.write_text(text, encoding="utf-8")
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
@@ -141,7 +136,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise FormatError(f"{file} is damaged: {error}", "copy the folder again, or train the heads again") from error
+        raise FormatError(f"{file} is damaged: {error}", _COPY_AGAIN) from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise FormatError(f"{file} doesn't describe heads of this program", "check the --heads path")
     if description.get("version") != VERSION:
@@ -163,39 +158,38 @@ def _read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor
     elif (size := file.stat().st_size) != description.get("bytes"):
         raise FormatError(
             f"{file} is truncated or changed: it has {size} of {description.get('bytes')} bytes",
-            "copy the folder again, or train the heads again",
+            _COPY_AGAIN,
         )
     elif _sha256(file) != wanted:
         raise FormatError(
             f"{file} is damaged: its checksum is not the one in {DESCRIPTION}",
-            "copy the folder again, or train the heads again",
+            _COPY_AGAIN,
         )
     try:
         return load_file(file)
     except (SafetensorError, OSError) as error:
-        raise FormatError(f"{file} can't be read: {error}", "copy the folder again, or train the heads again") from error
+        raise FormatError(f"{file} can't be read: {error}", _COPY_AGAIN) from error
 
 
 def _assemble(folder: Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> MedusaHeads:
     """Heads of the stored config filled with the stored tensors, or FormatError when the two don't agree."""
-    hint = "copy the folder again, or train the heads again"
     try:
         config = MedusaConfig.model_validate(description.get("config"))
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(str(part) for part in fault["loc"]) or "config"
-        raise FormatError(f"{folder / DESCRIPTION}: {name}: {fault['msg']}", hint) from error
+        raise FormatError(f"{folder / DESCRIPTION}: {name}: {fault['msg']}", _COPY_AGAIN) from error
     heads = MedusaHeads(config, torch.zeros(config.draft_vocab, dtype=torch.long))
     expected = {name: tuple(value.shape) for name, value in heads.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if expected != found:
         names = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        raise FormatError(f"{folder / WEIGHTS} doesn't match {DESCRIPTION} in {', '.join(names)}", hint)
+        raise FormatError(f"{folder / WEIGHTS} doesn't match {DESCRIPTION} in {', '.join(names)}", _COPY_AGAIN)
     draft_ids_W = tensors["draft_ids"].long()
     if int(draft_ids_W.min()) < 0 or int(draft_ids_W.max()) >= config.vocab_size:
-        raise FormatError(f"{folder / WEIGHTS} holds draft ids outside 0 to {config.vocab_size - 1}", hint)
+        raise FormatError(f"{folder / WEIGHTS} holds draft ids outside 0 to {config.vocab_size - 1}", _COPY_AGAIN)
     if len(draft_ids_W.unique()) != len(draft_ids_W):
-        raise FormatError(f"{folder / WEIGHTS} holds a draft id twice", hint)
+        raise FormatError(f"{folder / WEIGHTS} holds a draft id twice", _COPY_AGAIN)
     heads = heads.to(tensors["weight"].dtype)
     heads.load_state_dict({**tensors, "draft_ids": draft_ids_W})
     return heads

@@ -24,6 +24,7 @@ NOT_ASKED = -1
 OUTSIDE = -2
 """The label where head k's token is supervised, but not in the draft vocabulary."""
 
+
 @dataclass(frozen=True)
 class Corpus:
     """All samples end to end, in memory or memory-mapped.
@@ -208,5 +209,3 @@ def _labels(
 def _offsets(lengths: Iterable[int]) -> NDArray[np.int64]:
     """Where each sample starts, and where the last one ends."""
     return np.concatenate([[0], np.cumsum(np.fromiter(lengths, np.int64))]).astype(np.int64)
-
-

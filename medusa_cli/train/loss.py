@@ -8,7 +8,7 @@ trained, costs no gradient.
 Shape letters: B places, K heads, H hidden, W draft vocabulary, C pairs projected at once, P all pairs asked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +30,19 @@ class Scores:
     right_K: Tensor
     count_K: Tensor
     pair_loss_BK: Tensor
+
+    @property
+    def top1_K(self) -> Tensor:
+        """Per head, the share of the pairs asked whose best guess was right; 0 where nothing was asked."""
+        return self.right_K / self.count_K.clamp(min=1)
+
+
+def combine(parts: Sequence[Scores], head_decay: float) -> Scores:
+    """The scores of several batches as of one."""
+    pair_loss_BK = torch.cat([part.pair_loss_BK for part in parts])
+    count_K = torch.stack([part.count_K for part in parts]).sum(0)
+    right_K = torch.stack([part.right_K for part in parts]).sum(0)
+    return _sum_up(pair_loss_BK, right_K, count_K, head_decay)
 
 
 @dataclass(frozen=True)
@@ -66,8 +79,8 @@ def _score(
     """The scores of a batch; fills grad_BKH, and the gradients of an own output, when given."""
     num_heads = labels_BK.shape[1]
     count_K = (labels_BK >= 0).sum(0)
-    weight_K = head_decay ** torch.arange(num_heads, device=count_K.device) / count_K.clamp(min=1)
-    weight_P = weight_K.to(blocks_BKH.dtype).expand_as(labels_BK).reshape(-1)
+    weight_K = _decay(num_heads, head_decay, blocks_BKH) / count_K.clamp(min=1)
+    weight_P = weight_K.expand_as(labels_BK).reshape(-1)
     pair_loss_BK = torch.zeros_like(labels_BK, dtype=blocks_BKH.dtype)
     right_BK = torch.zeros_like(labels_BK, dtype=torch.bool)
     blocks_PH = blocks_BKH.flatten(0, 1)
@@ -88,14 +101,19 @@ def _score(
             grad_BKH.view(-1, grad_BKH.shape[-1])[piece.rows_C] = grad_CW @ projection.weight_WH * weight_C[:, None]
             if heads.output_weight is not None:
                 _learn_output(heads, piece.head, grad_CW, inputs_CH * weight_C[:, None], weight_C)
+    return _sum_up(pair_loss_BK, right_BK.sum(0), count_K, head_decay)
+
+
+def _sum_up(pair_loss_BK: Tensor, right_K: Tensor, count_K: Tensor, head_decay: float) -> Scores:
+    """Per-head means and their weighted sum."""
     loss_K = pair_loss_BK.sum(0) / count_K.clamp(min=1)
-    return Scores(
-        loss=(pair_loss_BK.sum(0) * weight_K).sum(),
-        loss_K=loss_K,
-        right_K=right_BK.sum(0),
-        count_K=count_K,
-        pair_loss_BK=pair_loss_BK,
-    )
+    loss = (loss_K * _decay(len(loss_K), head_decay, loss_K)).sum()
+    return Scores(loss=loss, loss_K=loss_K, right_K=right_K, count_K=count_K, pair_loss_BK=pair_loss_BK)
+
+
+def _decay(num_heads: int, head_decay: float, like: Tensor) -> Tensor:
+    """head_decay ** k for every head."""
+    return head_decay ** torch.arange(num_heads, dtype=like.dtype, device=like.device)
 
 
 def _pieces(heads: MedusaHeads, labels_BK: Tensor, chunk: int) -> Iterator[_Piece]:

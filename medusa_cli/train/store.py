@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -115,8 +116,7 @@ class HiddenStore:
         """Write store.json, or check that the folder is this model's."""
         file = self.folder / "store.json"
         if not file.exists():
-            text = json.dumps(self._identity)
-            write_atomically(file, lambda path: _write_text(path, text))
+            write_atomically(file, json.dumps(self._identity))
         elif (found := read_store(self.folder)) != self._identity:
             raise TrainingError(
                 f"{self.folder} holds hidden states of another model ({found}, not {self._identity})",
@@ -137,7 +137,8 @@ class HiddenStore:
 def as_float16(sample: Sample, hidden_size: int) -> NDArray[np.float16]:
     """The sample's hidden states [n, H], missing last rows as zeros, or TrainingError naming the sample."""
     length, given = len(sample.ids), sample.hidden.shape[0]
-    assert len(sample.supervised) == length and sample.hidden.shape[1] == hidden_size, sample.key
+    assert len(sample.supervised) == length, sample.key
+    assert sample.hidden.shape[1] == hidden_size, sample.key
     assert length - _MAY_LACK <= given <= length, (sample.key, length, given)
     hidden_TH = np.zeros((length, hidden_size), np.float16)
     hidden_TH[:given] = sample.hidden.detach().to("cpu", torch.float16).numpy()
@@ -197,8 +198,3 @@ def _write_all(file: int, data: bytes) -> None:
 def _cannot_write(folder: Path, error: OSError) -> TrainingError:
     """The error for a folder that takes no more bytes."""
     return TrainingError(f"can't write to {folder}: {error}", "free some space and run the same command again")
-
-
-def _write_text(path: Path, text: str) -> None:
-    """A UTF-8 text file."""
-    path.write_text(text, encoding="utf-8")
