@@ -22,7 +22,7 @@ from medusa_cli.recipe import Recipe
 _VERSION = 1
 _KEPT = 2
 # What may change between a stop and going on: where things are kept and shown, and how the target is run.
-_FREE = {
+_FREE: dict[str, Any] = {
     "output_dir": True,
     "target": {"device", "runner", "attention"},
     "train": {"report_to", "save_steps", "eval_steps"},
@@ -165,9 +165,10 @@ def _log_error(file: Path, error: OSError) -> TrainingError:
 def _read(file: Path) -> dict[str, Any] | None:
     """A checkpoint's content; None when the file is damaged, which a copy can be though a save can't."""
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, ValueError):
         return None
+    return content
 
 
 def _generators() -> dict[str, Any]:

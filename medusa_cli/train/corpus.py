@@ -146,7 +146,7 @@ class Examples:
     @property
     def num_heads(self) -> int:
         """K."""
-        return self.labels_NK.shape[1]
+        return int(self.labels_NK.shape[1])
 
     def hidden(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
         """hidden [B, H] float32 of these examples."""

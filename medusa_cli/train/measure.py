@@ -36,7 +36,8 @@ _BATCH = 1024
 class Ranks:
     """ranks_NK int16: the true token's rank among head k's guesses at places_N of a corpus.
 
-    num_ranks stands for a miss, NOT_ASKED for a token past the text's end. ends_N is where each place's sample ends.
+    num_ranks stands for a miss, NOT_ASKED for a token past the text's end. ends_N is where the text that the target
+    wrote around each place ends: its sample's end, or the next unsupervised token.
     """
 
     places_N: NDArray[np.int64]
@@ -137,7 +138,8 @@ def rank_places(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk
         for start in range(0, len(rows), _BATCH)
     ]
     places_N = examples.places_N[rows]
-    ends_N = corpus.offsets_S[corpus.sample_of(places_N) + 1]
+    borders = np.union1d(np.flatnonzero(~corpus.supervised_T), corpus.offsets_S)
+    ends_N = borders[np.searchsorted(borders, places_N + 1, side="right")]
     return Ranks(places_N, ends_N, np.concatenate(parts), num_ranks)
 
 
@@ -192,9 +194,9 @@ def replay(ranks: Ranks, tree: Iterable[Sequence[int]]) -> Replay:
     max_depth = max((len(path) for path in nodes), default=0)
     num_steps = num_tokens = 0
     accepted_D = [0] * max_depth
-    for _, end, accepted in _steps(ranks, nodes):
+    for left, accepted in _steps(ranks, nodes):
         num_steps += 1
-        num_tokens += min(accepted + 1, end)
+        num_tokens += min(accepted + 1, left)
         for depth in range(accepted):
             accepted_D[depth] += 1
     return Replay(num_steps, num_tokens, accepted_D)
@@ -213,8 +215,8 @@ def read_accuracy(folder: Path) -> tuple[Accuracy, PathCounts]:
         raise FormatError(f"{file} can't be read: {error!r}", "measure the heads again") from error
 
 
-def _steps(ranks: Ranks, nodes: set[TreePath]) -> Iterator[tuple[int, int, int]]:
-    """Each step of the replay: its place, how many tokens the text still has to decide there, and guesses accepted."""
+def _steps(ranks: Ranks, nodes: set[TreePath]) -> Iterator[tuple[int, int]]:
+    """Each step of the replay: the tokens the text still has after its root, and the guesses accepted."""
     places, ends, table = ranks.places_N.tolist(), ranks.ends_N.tolist(), ranks.ranks_NK.tolist()
     not_before = -1
     for place, end, rank_K in zip(places, ends, table, strict=True):
@@ -223,7 +225,7 @@ def _steps(ranks: Ranks, nodes: set[TreePath]) -> Iterator[tuple[int, int, int]]
         accepted = 0
         while accepted < len(rank_K) and tuple(rank_K[: accepted + 1]) in nodes:
             accepted += 1
-        yield place, end - (place + 2), accepted
+        yield end - (place + 2), accepted
         # the bonus token becomes the next root, decided by the hidden state of the last accepted token
         not_before = place + accepted + 1
 
@@ -256,7 +258,7 @@ def _rank_batch(
 def _shares(rank_N: NDArray[np.int16], num_ranks: int) -> list[float]:
     """The share of each rank, misses counted in the whole."""
     counts_R = np.bincount(rank_N, minlength=num_ranks + 1)[:num_ranks]
-    return (counts_R / max(len(rank_N), 1)).tolist()
+    return [float(count) / max(len(rank_N), 1) for count in counts_R]
 
 
 def _by_count(counts: Counter[TreePath]) -> list[tuple[TreePath, int]]:

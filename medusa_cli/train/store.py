@@ -58,7 +58,7 @@ class HiddenStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._claim()
-            self._index = [(line["key"], line["length"]) for line in read_index(folder, hidden_size)]
+            self._index: list[tuple[str, int]] = [(line["key"], line["length"]) for line in read_index(folder, hidden_size)]
             self._cut()
         except OSError as error:
             raise _cannot_write(folder, error) from error
@@ -77,7 +77,7 @@ class HiddenStore:
     def append(self, sample: Sample) -> None:
         """Add one sample. Raises TrainingError on a full disk, or when a hidden state is no finite float16."""
         hidden_TH = as_float16(sample, self.hidden_size)
-        arrays = (hidden_TH, np.asarray(sample.ids, np.int32), np.asarray(sample.supervised, np.uint8))
+        arrays: tuple[NDArray[Any], ...] = (hidden_TH, np.asarray(sample.ids, np.int32), np.asarray(sample.supervised, np.uint8))
         line = json.dumps({"key": sample.key, "length": len(sample.ids)}) + "\n"
         try:
             for file, array in zip(self._files[:-1], arrays, strict=True):
@@ -99,7 +99,7 @@ class HiddenStore:
         """Close the files; what was appended is already with the operating system."""
         for file in self._files:
             os.close(file)
-        self._files = []
+        self._files.clear()
 
     def __enter__(self) -> "HiddenStore":
         return self
@@ -110,7 +110,7 @@ class HiddenStore:
     def _open_files(self) -> None:
         """Unbuffered handles, the index last: a line in it vouches for numbers the system already has."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self._files = [os.open(self.folder / name, flags, 0o644) for name in (*DATA, "samples.jsonl")]
+        self._files: list[int] = [os.open(self.folder / name, flags, 0o644) for name in (*DATA, "samples.jsonl")]
 
     def _claim(self) -> None:
         """Write store.json, or check that the folder is this model's."""
