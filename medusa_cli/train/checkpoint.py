@@ -1,0 +1,183 @@
+"""Saved states a training run goes on from, bit for bit, after a stop or a kill at any moment.
+
+A checkpoint is one file, checkpoints/step-NNNNNNNN.pt, written beside and renamed, so it is whole or absent; the last
+two are kept. The run's log, train.jsonl, is cut back to the step a run goes on from. This file knows no loss.
+"""
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_cli.errors import TrainingError
+from medusa_cli.formats.atomic import write_atomically
+from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.recipe import Recipe
+
+_VERSION = 1
+_KEPT = 2
+# What may change between a stop and going on: where things are kept and shown, and how the target is run.
+_FREE: dict[str, Any] = {
+    "output_dir": True,
+    "target": {"device", "runner", "attention"},
+    "train": {"report_to", "save_steps", "eval_steps"},
+}
+
+
+def recipe_hash(recipe: Recipe) -> str:
+    """A short hash of every setting that changes what is learned."""
+    settings = recipe.model_dump(mode="json", exclude=_FREE)
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What a run folder belongs to: the recipe's hash and the target's fingerprint."""
+
+    recipe: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """Everything that changes while training: modules are read on saving and filled on restoring.
+
+    order  what the order of examples depends on; a run only goes on with an equal one
+    """
+
+    heads: MedusaHeads
+    optimizer: torch.optim.Optimizer
+    order: Mapping[str, int | float]
+
+
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, folder: Path, identity: RunIdentity) -> None:
+        self.folder = folder / "checkpoints"
+        self.identity = identity
+
+    def save(self, step: int, state: TrainState) -> Path:
+        """Save the state after `step` steps and drop all but the last two.
+
+        Raises TrainingError when the disk takes no more; the earlier checkpoints are then untouched.
+        """
+        content = {
+            "version": _VERSION,
+            "step": step,
+            "recipe": self.identity.recipe,
+            "fingerprint": self.identity.fingerprint,
+            "order": dict(state.order),
+            "heads": state.heads.state_dict(),
+            "optimizer": state.optimizer.state_dict(),
+            "generators": _generators(),
+        }
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        path = self.folder / f"step-{step:08d}.pt"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, buffer.getbuffer())
+            for old in self._files()[:-_KEPT]:
+                old.unlink()
+        except OSError as error:
+            raise TrainingError(
+                f"can't save step {step} to {self.folder}: {error}",
+                "the checkpoint before is whole: free some space, then go on with --resume-from-checkpoint",
+            ) from error
+        return path
+
+    def restore(self, state: TrainState) -> int:
+        """Fill `state` from the newest whole checkpoint and return its step; 0 when there is none.
+
+        Raises TrainingError when the folder is another recipe's or model's, or no checkpoint in it can be read.
+        """
+        files = self._files()
+        if not files:
+            return 0
+        contents = (content for file in reversed(files) if (content := _read(file)) is not None)
+        content = next(contents, None)
+        if content is None:
+            raise TrainingError(f"no checkpoint in {self.folder} can be read", "delete the folder to start anew")
+        self._check(content, state)
+        state.heads.load_state_dict(content["heads"])
+        state.optimizer.load_state_dict(content["optimizer"])
+        _set_generators(content["generators"])
+        return int(content["step"])
+
+    def exists(self) -> bool:
+        """True when the folder holds a checkpoint to go on from."""
+        return bool(self._files())
+
+    def _files(self) -> list[Path]:
+        """All checkpoints, the oldest first."""
+        return sorted(self.folder.glob("step-*.pt"))
+
+    def _check(self, content: Mapping[str, Any], state: TrainState) -> None:
+        """Raise TrainingError unless the checkpoint is of this run."""
+        hint = "choose another --output-dir, or go back to the settings the run was started with"
+        for what, found, wanted in (
+            ("checkpoint version", content["version"], _VERSION),
+            ("recipe", content["recipe"], self.identity.recipe),
+            ("model", content["fingerprint"], self.identity.fingerprint),
+            ("training set", content["order"], dict(state.order)),
+        ):
+            if found != wanted:
+                raise TrainingError(f"{self.folder} is of another {what}: {found}, not {wanted}", hint)
+
+
+class TrainLog:
+    """train.jsonl: one line for each thing that happened, in order, each step's lines once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "train.jsonl"
+
+    def rewind(self, step: int) -> None:
+        """Drop what was written about steps after `step`, and a last line cut short. Raises TrainingError."""
+        lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True) if self.file.exists() else []
+        whole = [line for line in lines if line.endswith("}\n")]
+        kept = [line for line in whole if json.loads(line)["step"] <= step]
+        try:
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.file, "".join(kept))
+        except OSError as error:
+            raise _log_error(self.file, error) from error
+
+    def append(self, values: Mapping[str, Any]) -> None:
+        """Add one line; `values` has a "step". Raises TrainingError."""
+        try:
+            with self.file.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(dict(values)) + "\n")
+        except OSError as error:
+            raise _log_error(self.file, error) from error
+
+
+def _log_error(file: Path, error: OSError) -> TrainingError:
+    """The error for a log that takes no more lines."""
+    return TrainingError(f"can't write {file}: {error}", "free some space, then go on with --resume-from-checkpoint")
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    """A checkpoint's content; None when the file is damaged, which a copy can be though a save can't."""
+    try:
+        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, ValueError):
+        return None
+    return content
+
+
+def _generators() -> dict[str, Any]:
+    """The states of torch's global generators."""
+    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+
+
+def _set_generators(states: Mapping[str, Any]) -> None:
+    """Go on drawing where the saved run stopped; a run moved to a machine without its GPUs keeps the CPU's state."""
+    torch.set_rng_state(states["cpu"])
+    if states["cuda"] and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])

@@ -1,0 +1,150 @@
+"""The heads' cross-entropy over supervised places, projected to the draft vocabulary in pieces.
+
+Only (place, head) pairs that ask for a token of the draft vocabulary are projected, `chunk` of them at once, and each
+piece's gradient is taken before the next is projected: the largest tensor is [chunk, W] whatever the number of heads
+and places. The gradient is written out by hand, softmax minus one-hot, so that a shared output matrix, which is not
+trained, costs no gradient.
+
+Shape letters: B places, K heads, H hidden, W draft vocabulary, C pairs projected at once, P all pairs asked.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from medusa_cli.heads.medusa import MedusaHeads, Projection
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a batch cost and how often the best guess was right, per head, over the pairs asked.
+
+    loss is what is minimised: the sum over heads of head_decay ** k times that head's mean loss. A head with nothing
+    to learn from counts 0. pair_loss_BK is 0 where nothing is asked.
+    """
+
+    loss: Tensor
+    loss_K: Tensor
+    right_K: Tensor
+    count_K: Tensor
+    pair_loss_BK: Tensor
+
+    @property
+    def top1_K(self) -> Tensor:
+        """Per head, the share of the pairs asked whose best guess was right; 0 where nothing was asked."""
+        return self.right_K / self.count_K.clamp(min=1)
+
+
+def combine(parts: Sequence[Scores], head_decay: float) -> Scores:
+    """The scores of several batches as of one."""
+    pair_loss_BK = torch.cat([part.pair_loss_BK for part in parts])
+    count_K = torch.stack([part.count_K for part in parts]).sum(0)
+    right_K = torch.stack([part.right_K for part in parts]).sum(0)
+    return _sum_up(pair_loss_BK, right_K, count_K, head_decay)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """C pairs of one head or, with a shared output, of any: rows of blocks_PH, their labels and output layer."""
+
+    rows_C: Tensor
+    labels_C: Tensor
+    head: int
+    projection: Projection
+
+
+def score(heads: MedusaHeads, hidden_BH: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int) -> Scores:
+    """The loss of a batch, without gradients."""
+    with torch.no_grad():
+        return _score(heads, heads.block_forward(hidden_BH), labels_BK, head_decay, chunk, None)
+
+
+def score_and_learn(
+    heads: MedusaHeads, hidden_BH: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int
+) -> Scores:
+    """The loss of a batch; its gradient is added to the `grad` of the heads' trained parameters."""
+    blocks_BKH = heads.block_forward(hidden_BH)
+    grad_BKH = torch.zeros_like(blocks_BKH)
+    with torch.no_grad():
+        scores = _score(heads, blocks_BKH.detach(), labels_BK, head_decay, chunk, grad_BKH)
+    blocks_BKH.backward(grad_BKH)
+    return scores
+
+
+def _score(
+    heads: MedusaHeads, blocks_BKH: Tensor, labels_BK: Tensor, head_decay: float, chunk: int, grad_BKH: Tensor | None
+) -> Scores:
+    """The scores of a batch; fills grad_BKH, and the gradients of an own output, when given."""
+    num_heads = labels_BK.shape[1]
+    count_K = (labels_BK >= 0).sum(0)
+    weight_K = _decay(num_heads, head_decay, blocks_BKH) / count_K.clamp(min=1)
+    weight_P = weight_K.expand_as(labels_BK).reshape(-1)
+    pair_loss_BK = torch.zeros_like(labels_BK, dtype=blocks_BKH.dtype)
+    right_BK = torch.zeros_like(labels_BK, dtype=torch.bool)
+    blocks_PH = blocks_BKH.flatten(0, 1)
+    for piece in _pieces(heads, labels_BK, chunk):
+        inputs_CH, projection = blocks_PH[piece.rows_C], piece.projection
+        logits_CW = inputs_CH @ projection.weight_WH.T
+        if projection.bias_W is not None:
+            logits_CW += projection.bias_W
+        wanted_C = logits_CW.gather(1, piece.labels_C[:, None]).squeeze(1)
+        best_C = logits_CW.amax(1)
+        softmax_CW = logits_CW.softmax(1)
+        # log-sum-exp from the two maxima, which is exact where softmax of the wanted token underflows to 0
+        pair_loss_BK.view(-1)[piece.rows_C] = best_C - softmax_CW.amax(1).log() - wanted_C
+        right_BK.view(-1)[piece.rows_C] = wanted_C >= best_C
+        if grad_BKH is not None:
+            weight_C = weight_P[piece.rows_C]
+            grad_CW = _minus_one_hot(softmax_CW, piece.labels_C)
+            grad_BKH.view(-1, grad_BKH.shape[-1])[piece.rows_C] = grad_CW @ projection.weight_WH * weight_C[:, None]
+            if heads.output_weight is not None:
+                _learn_output(heads, piece.head, grad_CW, inputs_CH * weight_C[:, None], weight_C)
+    return _sum_up(pair_loss_BK, right_BK.sum(0), count_K, head_decay)
+
+
+def _sum_up(pair_loss_BK: Tensor, right_K: Tensor, count_K: Tensor, head_decay: float) -> Scores:
+    """Per-head means and their weighted sum."""
+    loss_K = pair_loss_BK.sum(0) / count_K.clamp(min=1)
+    loss = (loss_K * _decay(len(loss_K), head_decay, loss_K)).sum()
+    return Scores(loss=loss, loss_K=loss_K, right_K=right_K, count_K=count_K, pair_loss_BK=pair_loss_BK)
+
+
+def _decay(num_heads: int, head_decay: float, like: Tensor) -> Tensor:
+    """head_decay ** k for every head."""
+    return head_decay ** torch.arange(num_heads, dtype=like.dtype, device=like.device)
+
+
+def _pieces(heads: MedusaHeads, labels_BK: Tensor, chunk: int) -> Iterator[_Piece]:
+    """All pairs asked, at most `chunk` at once; pairs of different heads share a piece when they share the output."""
+    labels_P = labels_BK.reshape(-1)
+    asked_P = labels_P >= 0
+    if heads.output_weight is None:
+        groups = [(0, asked_P.nonzero().squeeze(1))]
+    else:
+        num_heads = labels_BK.shape[1]
+        head_P = torch.arange(num_heads, device=labels_P.device).expand_as(labels_BK).reshape(-1)
+        groups = [(head, (asked_P & (head_P == head)).nonzero().squeeze(1)) for head in range(num_heads)]
+    for head, rows in groups:
+        for rows_C in rows.split(chunk):
+            if len(rows_C):
+                yield _Piece(rows_C, labels_P[rows_C], head, heads.projection(head))
+
+
+def _minus_one_hot(softmax_CW: Tensor, labels_C: Tensor) -> Tensor:
+    """softmax - one-hot, in place: the gradient of cross-entropy with respect to the logits."""
+    softmax_CW[torch.arange(len(labels_C), device=labels_C.device), labels_C] -= 1
+    return softmax_CW
+
+
+def _learn_output(heads: MedusaHeads, head: int, grad_CW: Tensor, weighted_CH: Tensor, weight_C: Tensor) -> None:
+    """Add a piece's gradient to one head's own output layer; weighted_CH are its inputs times weight_C."""
+    assert heads.output_weight is not None
+    if heads.output_weight.grad is None:
+        heads.output_weight.grad = torch.zeros_like(heads.output_weight)
+    heads.output_weight.grad[head].addmm_(grad_CW.T, weighted_CH)
+    if heads.output_bias is not None:
+        if heads.output_bias.grad is None:
+            heads.output_bias.grad = torch.zeros_like(heads.output_bias)
+        heads.output_bias.grad[head] += weight_C @ grad_CW

@@ -1,0 +1,266 @@
+"""How often each guess of each head is right, on held-out text that the target wrote by greedy decoding.
+
+All figures come from one table: the rank that the true token has among a head's guesses, for each place where decoding
+could stand. A token outside the draft vocabulary is a miss: served heads can't guess it either.
+
+plain        P(rank r of head k is right)
+conditional  the same, given that the best guesses of all heads before k were right
+joint        P(path (r0, r1, ...) is right), which is what a tree is made of: heads are right together more often than
+             their plain accuracies multiplied would say
+
+Shape letters: N places, B rows at once, K heads, R ranks, W draft vocabulary.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from medusa_cli.errors import FormatError, TrainingError
+from medusa_cli.formats.atomic import write_atomically
+from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.train.corpus import NOT_ASKED, Examples
+from medusa_cli.trees.tree import Path as TreePath
+
+_SAVED_PATHS = 4096
+_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """ranks_NK int16: the true token's rank among head k's guesses at places_N of a corpus.
+
+    num_ranks stands for a miss, NOT_ASKED for a token past the text's end. ends_N is where the text that the target
+    wrote around each place ends: its sample's end, or the next unsupervised token.
+    """
+
+    places_N: NDArray[np.int64]
+    ends_N: NDArray[np.int64]
+    ranks_NK: NDArray[np.int16]
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """plain[k][r] and conditional[k][r] of the module docstring, over `positions` places; `source` names the text.
+
+    coverage[k] is the share of head k's true tokens that are in the draft vocabulary: no plain sum can exceed it.
+    """
+
+    num_heads: int
+    num_ranks: int
+    plain: list[list[float]]
+    conditional: list[list[float]]
+    coverage: list[float]
+    positions: int
+    source: str
+
+
+@dataclass(frozen=True)
+class PathCounts:
+    """For each rank path, at how many of `positions` places all of its guesses were right.
+
+    Only places where every head is asked count, so that the end of a text doesn't make deep paths look bad.
+    """
+
+    positions: int
+    counts: Counter[TreePath]
+
+    def probability(self, path: TreePath) -> float:
+        """How often the whole path is right; 1 for the empty path."""
+        return self.counts[path] / self.positions if path else 1.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Everything measured on one held-out text."""
+
+    ranks: Ranks
+    accuracy: Accuracy
+    paths: PathCounts
+
+    def save(self, folder: Path) -> None:
+        """Write accuracy.json, with the most frequent paths, atomically. Raises TrainingError."""
+        content = asdict(self.accuracy)
+        content["path_positions"] = self.paths.positions
+        content["paths"] = [[list(path), count] for path, count in _by_count(self.paths.counts)[:_SAVED_PATHS]]
+        try:
+            write_atomically(folder / "accuracy.json", json.dumps(content) + "\n")
+        except OSError as error:
+            raise TrainingError(
+                f"can't write {folder / 'accuracy.json'}: {error}", "free some space and run the same command again"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What decoding the held-out text with a tree would have taken: its steps, and the tokens they decided.
+
+    accepted_D[d] is the number of steps that accepted at least d+1 guesses.
+    """
+
+    num_steps: int
+    num_tokens: int
+    accepted_D: list[int]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens a step, the bonus token included."""
+        return self.num_tokens / max(self.num_steps, 1)
+
+
+def measure(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk: int, source: str) -> Measurement:
+    """All measurements of the heads on these examples.
+
+    num_ranks  ranks told apart, at most W; chunk: (place, head) pairs projected at once; source: what the text is.
+    Raises TrainingError when no place can be measured.
+    """
+    ranks = rank_places(heads, examples, num_ranks=num_ranks, chunk=chunk)
+    return Measurement(ranks, accuracy_of(ranks, examples, source), path_frequencies(ranks))
+
+
+def rank_places(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk: int) -> Ranks:
+    """The true tokens' ranks at every place where decoding could stand: the next token is the target's own."""
+    corpus = examples.corpus
+    stands_N = corpus.supervised_T[examples.places_N + 1] & (examples.labels_NK[:, 0] != NOT_ASKED)
+    if not stands_N.any():
+        raise TrainingError("the held-out text has no place to measure", "keep more samples (data.held_out)")
+    rows = np.flatnonzero(stands_N)
+    num_ranks = min(num_ranks, heads.config.draft_vocab)
+    parts = [
+        _rank_batch(heads, examples, rows[start : start + _BATCH], num_ranks, chunk)
+        for start in range(0, len(rows), _BATCH)
+    ]
+    places_N = examples.places_N[rows]
+    borders = np.union1d(np.flatnonzero(~corpus.supervised_T), corpus.offsets_S)
+    ends_N = borders[np.searchsorted(borders, places_N + 1, side="right")]
+    return Ranks(places_N, ends_N, np.concatenate(parts), num_ranks)
+
+
+def accuracy_of(ranks: Ranks, examples: Examples, source: str) -> Accuracy:
+    """Plain and conditional accuracies; a row of zeros where no place qualifies."""
+    plain, conditional, coverage = [], [], []
+    right_before_N = np.ones(len(ranks.ranks_NK), np.bool_)
+    label_NK = examples.labels_NK[np.searchsorted(examples.places_N, ranks.places_N)]
+    for head in range(ranks.ranks_NK.shape[1]):
+        rank_N = ranks.ranks_NK[:, head]
+        asked_N = rank_N != NOT_ASKED
+        plain.append(_shares(rank_N[asked_N], ranks.num_ranks))
+        conditional.append(_shares(rank_N[asked_N & right_before_N], ranks.num_ranks))
+        coverage.append(float((label_NK[asked_N, head] >= 0).sum() / max(asked_N.sum(), 1)))
+        right_before_N &= rank_N == 0
+    return Accuracy(
+        num_heads=len(plain),
+        num_ranks=ranks.num_ranks,
+        plain=plain,
+        conditional=conditional,
+        coverage=coverage,
+        positions=len(ranks.ranks_NK),
+        source=source,
+    )
+
+
+def path_frequencies(ranks: Ranks) -> PathCounts:
+    """How often each path is right, from the tuples of ranks at each place, cut at the first miss."""
+    asked_NK = ranks.ranks_NK[(ranks.ranks_NK != NOT_ASKED).all(axis=1)]
+    tuples, repeats = np.unique(asked_NK, axis=0, return_counts=True)
+    counts: Counter[TreePath] = Counter()
+    for rank_tuple, repeat in zip(tuples.tolist(), repeats.tolist(), strict=True):
+        for depth, rank in enumerate(rank_tuple, start=1):
+            if rank >= ranks.num_ranks:
+                break
+            counts[tuple(rank_tuple[:depth])] += repeat
+    return PathCounts(len(asked_NK), counts)
+
+
+def fit_tree_joint(paths: PathCounts, size: int) -> list[TreePath]:
+    """The `size` paths that are right most often, fewer when fewer were ever right: the best tree on these places.
+
+    A path is never right more often than its prefix, so the most frequent paths always make a tree; the expected
+    tokens a step are 1 plus the sum of their probabilities.
+    """
+    return [path for path, _ in _by_count(paths.counts)[:size]]
+
+
+def replay(ranks: Ranks, tree: Iterable[Sequence[int]]) -> Replay:
+    """Walk each held-out text as a decode with this tree (its rank paths) would: exact, since the text is greedy."""
+    nodes = {tuple(path) for path in tree}
+    max_depth = max((len(path) for path in nodes), default=0)
+    num_steps = num_tokens = 0
+    accepted_D = [0] * max_depth
+    for left, accepted in _steps(ranks, nodes):
+        num_steps += 1
+        num_tokens += min(accepted + 1, left)
+        for depth in range(accepted):
+            accepted_D[depth] += 1
+    return Replay(num_steps, num_tokens, accepted_D)
+
+
+def read_accuracy(folder: Path) -> tuple[Accuracy, PathCounts]:
+    """accuracy.json of a heads folder. Raises FormatError when it is missing or damaged."""
+    file = folder / "accuracy.json"
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        counts = Counter({tuple(path): count for path, count in content.pop("paths")})
+        return Accuracy(**{name: content[name] for name in Accuracy.__dataclass_fields__}), PathCounts(
+            content["path_positions"], counts
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{file} can't be read: {error!r}", "measure the heads again") from error
+
+
+def _steps(ranks: Ranks, nodes: set[TreePath]) -> Iterator[tuple[int, int]]:
+    """Each step of the replay: the tokens the text still has after its root, and the guesses accepted."""
+    places, ends, table = ranks.places_N.tolist(), ranks.ends_N.tolist(), ranks.ranks_NK.tolist()
+    not_before = -1
+    for place, end, rank_K in zip(places, ends, table, strict=True):
+        if place < not_before:
+            continue
+        accepted = 0
+        while accepted < len(rank_K) and tuple(rank_K[: accepted + 1]) in nodes:
+            accepted += 1
+        yield end - (place + 2), accepted
+        # the bonus token becomes the next root, decided by the hidden state of the last accepted token
+        not_before = place + accepted + 1
+
+
+def _rank_batch(
+    heads: MedusaHeads, examples: Examples, rows_B: NDArray[np.int64], num_ranks: int, chunk: int
+) -> NDArray[np.int16]:
+    """ranks [B, K] of one batch. Asked for only while every token before is the target's own as well."""
+    labels_BK = examples.labels_NK[rows_B]
+    asked_BK = np.logical_and.accumulate(labels_BK != NOT_ASKED, axis=1)
+    ranks_BK = np.where(asked_BK, num_ranks, NOT_ASKED).astype(np.int16)
+    device = heads.weight.device
+    with torch.no_grad():
+        blocks_BKH = heads.block_forward(examples.hidden(rows_B, device).to(heads.weight.dtype))
+        for head in range(labels_BK.shape[1]):
+            projection = heads.projection(head)
+            inside = np.flatnonzero(asked_BK[:, head] & (labels_BK[:, head] >= 0))
+            for start in range(0, len(inside), chunk):
+                at = inside[start : start + chunk]
+                logits_CW = blocks_BKH[torch.from_numpy(at).to(device), head] @ projection.weight_WH.T
+                if projection.bias_W is not None:
+                    logits_CW += projection.bias_W
+                # topk rather than counting larger logits: ties fall as they do for a drafter
+                guesses_CR = logits_CW.topk(num_ranks, dim=1).indices.cpu().numpy()
+                hit_CR = guesses_CR == labels_BK[at, head][:, None]
+                ranks_BK[at, head] = np.where(hit_CR.any(axis=1), hit_CR.argmax(axis=1), num_ranks)
+    return ranks_BK
+
+
+def _shares(rank_N: NDArray[np.int16], num_ranks: int) -> list[float]:
+    """The share of each rank, misses counted in the whole."""
+    counts_R = np.bincount(rank_N, minlength=num_ranks + 1)[:num_ranks]
+    return [float(count) / max(len(rank_N), 1) for count in counts_R]
+
+
+def _by_count(counts: Counter[TreePath]) -> list[tuple[TreePath, int]]:
+    """Paths, the most frequent first; among equals the shorter first, so that parents precede their children."""
+    return sorted(counts.items(), key=lambda item: (-item[1], len(item[0]), item[0]))
