@@ -13,6 +13,8 @@ from torch import Tensor
 from medusa_cli.acceptance.path import verdict_from
 from medusa_cli.contracts import Draft, Verdict
 
+NEAR = 512  # best tokens that hold the nucleus of nearly every distribution
+
 
 class Lossless:
     """Samples with temperature, top-k and top-p, in the order transformers applies them."""
@@ -34,23 +36,44 @@ class Lossless:
         """One draw at each node; the walk follows the draws."""
         return verdict_from(draft, self._draw(logits_BNV, rng))
 
-    def _draw(self, logits: Tensor, rng: torch.Generator | None) -> Tensor:
-        """One token id per distribution [..., V]."""
-        p = self.probabilities(logits)
-        return torch.multinomial(p.flatten(0, -2), 1, generator=rng).view(p.shape[:-1])
-
     def probabilities(self, logits: Tensor) -> Tensor:
         """The processed distribution [..., V], in float32."""
+        p = self._before_nucleus(logits)
+        return p if self.top_p == 1 else self._nucleus(p)
+
+    def _draw(self, logits: Tensor, rng: torch.Generator | None) -> Tensor:
+        """One token id per distribution [..., V]."""
+        p_MV = self._before_nucleus(logits).flatten(0, -2)
+        if self.top_p < 1 and p_MV.device.type == "cpu":
+            drawn_M = self._draw_from_nucleus(p_MV, rng)
+        else:
+            drawn_M = torch.multinomial(p_MV if self.top_p == 1 else self._nucleus(p_MV), 1, generator=rng)[:, 0]
+        return drawn_M.view(logits.shape[:-1])
+
+    def _draw_from_nucleus(self, p_MV: Tensor, rng: torch.Generator | None) -> Tensor:
+        """Draws that sort only the best NEAR tokens, and the whole vocabulary where these fall short of top_p."""
+        best_MR, ids_MR = p_MV.topk(min(NEAR, p_MV.shape[-1]), dim=-1)
+        place_M = torch.multinomial(self._cut(best_MR), 1, generator=rng)
+        drawn_M = ids_MR.gather(1, place_M)[:, 0]
+        wide = best_MR.sum(-1) < self.top_p
+        if bool(wide.any()):
+            drawn_M[wide] = torch.multinomial(self._nucleus(p_MV[wide]), 1, generator=rng)[:, 0]
+        return drawn_M
+
+    def _before_nucleus(self, logits: Tensor) -> Tensor:
+        """Temperature and top-k applied [..., V]."""
         scaled = logits.float() / self.temperature
         if self.top_k:
             least = scaled.topk(min(self.top_k, scaled.shape[-1]), dim=-1).values[..., -1:]
             scaled = scaled.masked_fill(scaled < least, float("-inf"))
-        p = scaled.softmax(-1)
-        return p if self.top_p == 1 else self._nucleus(p)
+        return scaled.softmax(-1)
 
     def _nucleus(self, p: Tensor) -> Tensor:
-        """The smallest set of best tokens whose mass reaches top_p, renormalised."""
+        """The smallest set of best tokens whose mass reaches top_p, renormalised [..., V]."""
         ordered, index = p.sort(dim=-1, descending=True)
-        outside = ordered.cumsum(-1) - ordered >= self.top_p
-        kept = ordered.masked_fill(outside, 0)
+        kept = self._cut(ordered)
         return torch.zeros_like(p).scatter(-1, index, kept / kept.sum(-1, keepdim=True))
+
+    def _cut(self, ordered: Tensor) -> Tensor:
+        """Zero for the tokens after those whose mass reaches top_p; the first always stays."""
+        return ordered.masked_fill(ordered.cumsum(-1) - ordered >= self.top_p, 0)

@@ -28,7 +28,13 @@ class TokenTree:
         self.parents_XN = parents_XN
         self.ranks_XN = ranks_XN
         self.real_XN = torch.ones_like(parents_XN, dtype=torch.bool) if real_XN is None else real_XN
-        self.depths_XN, self.ancestors_XNN = _derive(parents_XN)
+        self._derive(_ancestors(parents_XN))
+
+    def _derive(self, ancestors_XNN: Tensor) -> None:
+        """What follows from who is above whom."""
+        self.ancestors_XNN = ancestors_XNN
+        self.depths_XN = ancestors_XNN.sum(-1) - 1
+        self._elsewhere: dict[torch.device | str, TokenTree] = {}
 
     @cached_property
     def max_depth(self) -> int:
@@ -42,9 +48,10 @@ class TokenTree:
 
     def to(self, device: torch.device | str) -> "TokenTree":
         """The same tree with its tensors on `device`; itself when they are there already."""
-        if self.parents_XN.device == torch.device(device):
-            return self
-        return TokenTree(self.parents_XN.to(device), self.ranks_XN.to(device), self.real_XN.to(device))
+        if device not in self._elsewhere:
+            moved = TokenTree(self.parents_XN.to(device), self.ranks_XN.to(device), self.real_XN.to(device))
+            self._elsewhere[device] = self if moved.parents_XN is self.parents_XN else moved
+        return self._elsewhere[device]
 
     def paths(self, row: int = 0) -> list[Path]:
         """The rank path from the root of every real node but the root, in node order."""
@@ -73,7 +80,12 @@ class TokenTree:
     @classmethod
     def chain(cls, length: int) -> "TokenTree":
         """A root and `length` nodes, each the best guess under the one before."""
-        return cls(torch.arange(-1, length).clamp(min=0)[None], torch.zeros(1, length + 1, dtype=torch.long))
+        chain = cls.__new__(cls)
+        chain.parents_XN = torch.arange(-1, length).clamp(min=0)[None]
+        chain.ranks_XN = torch.zeros_like(chain.parents_XN)
+        chain.real_XN = torch.ones_like(chain.parents_XN, dtype=torch.bool)
+        chain._derive(torch.ones(1, length + 1, length + 1, dtype=torch.bool).tril())
+        return chain
 
     @classmethod
     def empty(cls) -> "TokenTree":
@@ -97,7 +109,7 @@ class TokenTree:
 
 def _check_paths(paths: list[Path]) -> None:
     """Raise TreeError, naming the first path at fault."""
-    present = {()}
+    present: set[Path] = {()}
     for path in sorted(paths, key=len):
         if not path:
             raise TreeError("an empty path [] is in the tree", "the root is implied: leave it out")
@@ -112,12 +124,14 @@ def _check_paths(paths: list[Path]) -> None:
         present.add(path)
 
 
-def _derive(parents_XN: Tensor) -> tuple[Tensor, Tensor]:
-    """Depths and ancestors of all nodes, by repeated squaring of the parent relation: no host reads."""
+def _ancestors(parents_XN: Tensor) -> Tensor:
+    """Who is above whom [X, N, N], without host reads.
+
+    With P the strictly lower matrix of the parent relation, the ancestors are P^0 + P^1 + ... = (I - P)^-1: one
+    triangular solve. Chains, which prompts of thousands of tokens are, come with theirs.
+    """
     num_nodes = parents_XN.shape[1]
-    # One hop up, or staying: a boolean matrix whose closure relates each node to all nodes above it.
-    above_XNN = torch.eye(num_nodes, dtype=torch.bool, device=parents_XN.device).repeat(len(parents_XN), 1, 1)
-    above_XNN.scatter_(2, parents_XN[..., None], True)
-    for _ in range(max(1, (num_nodes - 1).bit_length())):
-        above_XNN = (above_XNN.float() @ above_XNN.float()) > 0
-    return above_XNN.sum(-1) - 1, above_XNN
+    eye_NN = torch.eye(num_nodes, device=parents_XN.device)
+    links_XNN = eye_NN.expand(len(parents_XN), -1, -1).clone().scatter_(2, parents_XN[..., None], -1.0)
+    ones_XNN = eye_NN.expand_as(links_XNN)
+    return torch.linalg.solve_triangular(links_XNN, ones_XNN, upper=False, unitriangular=True) > 0
