@@ -15,7 +15,7 @@ from medusa_cli.errors import DataError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from medusa_cli.bench.arms import Arm, Reply, Stopwatch, StopRule
+    from medusa_cli.bench.arms import Arm, Reply, StopRule, Stopwatch
     from medusa_cli.bench.report import Setup, Table
     from medusa_cli.recipe import TargetSettings
 
@@ -179,7 +179,7 @@ def build_arms(settings: "TargetSettings", heads: str | None, names: Sequence[st
 
     from medusa_cli.acceptance.greedy import GreedyRule
     from medusa_cli.assemble import load_drafter, load_target
-    from medusa_cli.bench.arms import LoopArm, Stopwatch, StopRule
+    from medusa_cli.bench.arms import LoopArm, StopRule, Stopwatch
     from medusa_cli.bench.report import Setup
 
     target = load_target(settings)
