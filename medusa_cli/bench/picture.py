@@ -30,7 +30,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
     names = ran(report)
     categories = list(report["arms"][names[0]]["categories"])
     several = len(categories) > 1
-    figure = figures.Figure(figsize=(11, 8.4 if several else 4.8), layout="constrained")
+    figure = figures.Figure(figsize=(11, 8.8 if several else 4.8), layout="constrained")
     grid = figure.add_gridspec(2 if several else 1, 2)
     _speed(figure.add_subplot(grid[0, 0]), report, names)
     _steps(figure.add_subplot(grid[0, 1]), report["arms"][names[0]], names[0])
@@ -38,6 +38,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
         _categories(figure.add_subplot(grid[1, :]), report, names, categories)
     what = f"{Path(report['model']).name} · {report['dtype']} · {report['device']} · runner {report['runner']}"
     figure.suptitle(f"{what} · {report['threads']} threads", fontsize=13)
+    figure.get_layout_engine().set(h_pad=0.12, w_pad=0.1)
     figure.savefig(file, dpi=150)
 
 
@@ -50,10 +51,11 @@ def _speed(axes: Any, report: dict[str, Any], names: Sequence[str]) -> None:
     axes.invert_yaxis()
     for place, (name, value) in enumerate(zip(names, values, strict=True)):
         ratio, spread = report["speedup"].get(name), report["speedup_spread"].get(name)
-        said = f" {value:.1f}" + (f"  ({names[0]} is {ratio:.2f}x" if ratio else "")
-        said += (f", {spread[0]:.2f}–{spread[1]:.2f})" if spread else ")") if ratio else ""
+        said = f" {value:.1f}"
+        if ratio and spread:
+            said += f"\n {names[0]}: {ratio:.2f}x as fast ({spread[0]:.2f}–{spread[1]:.2f})"
         axes.text(value, place, said, va="center", ha="left", fontsize=9)
-    axes.set_xlim(0, max(values, default=0.0) * 1.75 or 1.0)
+    axes.set_xlim(0, max(values, default=0.0) * 1.6 or 1.0)
     _frame(axes, "Speed", "tokens a second")
 
 
@@ -71,8 +73,8 @@ def _steps(axes: Any, arm: dict[str, Any], name: str) -> None:
     axes.set_xticks(list(places))
     axes.margins(y=0.12)
     mean = arm["tokens_per_step"]
-    title = "Tokens a step" if mean is None else f"Tokens a step: {mean:.2f} on average, bonus token counted"
-    _frame(axes, title, f"tokens gained in a step of {name}", grid="y")
+    title = "Tokens a step" if mean is None else f"Tokens a step: {mean:.2f} on average"
+    _frame(axes, title, f"tokens gained in a step of {name}, bonus token counted", grid="y")
     axes.set_ylabel("% of steps", color=_QUIET)
 
 
@@ -89,7 +91,7 @@ def _categories(axes: Any, report: dict[str, Any], names: Sequence[str], categor
     axes.set_xticks(range(len(categories)), labels, rotation=30 if tilted else 0, ha="right" if tilted else "center")
     _frame(axes, "By category", "", grid="y")
     axes.set_ylabel("tokens a second", color=_QUIET)
-    axes.legend(frameon=False, ncols=min(len(names), 5), loc="lower right", bbox_to_anchor=(1.0, 1.0), fontsize=9)
+    axes.figure.legend(frameon=False, ncols=min(len(names), 5), loc="outside lower center", fontsize=9)
 
 
 def _frame(axes: Any, title: str, below: str, grid: str = "x") -> None:

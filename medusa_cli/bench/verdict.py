@@ -23,7 +23,11 @@ def verdict_in_words(report: dict[str, Any], subject: str) -> str:
     low, high = report["speedup_spread"][name] or (ratio, ratio)
     sentences = [_speed(subject, _label(report, name), ratio, low, high)]
     if name != "greedy" and report["speedup"].get("greedy"):
-        sentences.append(f"against our own loop without guesses (greedy): {report['speedup']['greedy']:.2f}x.")
+        even = break_even(report, subject, "greedy")
+        sentences.append(
+            f"against our own loop without guesses (greedy): {report['speedup']['greedy']:.2f}x"
+            + (f", break-even there: {even:.2f} tokens a step." if even is not None else ".")
+        )
     sentences += _why(report, subject, name, pays=low > 1)
     sentences.append(_identity(report))
     return " ".join(sentence for sentence in sentences if sentence)
