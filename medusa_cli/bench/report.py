@@ -1,0 +1,245 @@
+"""The figures of a bench as one JSON document, and as a table of text.
+
+Every figure is a sum over all trials divided by a sum over all trials, never a mean of ratios. Names are vLLM's
+where vLLM has one. This file knows no model and prints nothing.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+from medusa_cli.bench.arms import PARTS
+from medusa_cli.bench.compare import Comparison, dtype_of
+from medusa_cli.bench.run import Trial
+from medusa_cli.bench.verdict import verdict_in_words
+
+_SHARES = 3
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What was measured, and on what. dtype and runner are the subject's."""
+
+    model: str
+    dtype: str
+    device: str
+    runner: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table as text: the console decides how it looks."""
+
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def build_report(
+    setup: Setup, trials: Sequence[Trial], subject: str, comparison: Comparison, notes: Sequence[str]
+) -> dict[str, Any]:
+    """The document that `medusa bench --json` prints; docs/cli.md lists its names.
+
+    speedup          how many times as many tokens a second `subject` writes as the arm; None without a time
+    speedup_spread   the least and the most of it over the repeats, or over thirds of the prompts for one repeat
+    notes            sentences for the reader, put at the end of the verdict
+
+    Arms that ran in several dtypes are named `hf-greedy@float32`, `hf-greedy@bfloat16`; the plain name `hf-greedy`
+    then stands for the faster one, and under `identical` for the one in the subject's dtype, if it ran.
+    """
+    by_arm = _grouped(trials, lambda trial: trial.arm)
+    others = [name for name in by_arm if name != subject]
+    ours = by_arm.get(subject, [])
+    arms = {name: arm_figures(mine) for name, mine in by_arm.items()}
+    report: dict[str, Any] = {
+        **asdict(setup),
+        "arms": arms,
+        "speedup": {name: _ratio(_throughput(ours), _throughput(by_arm[name])) for name in others},
+        "speedup_spread": {name: _spread(ours, by_arm[name]) for name in others},
+        "identical": {name: asdict(same) for name, same in comparison.identical.items()},
+        "divergences": [asdict(divergence) for divergence in comparison.divergences],
+    }
+    _name_the_better(report, setup.dtype)
+    report["verdict"] = " ".join([verdict_in_words(report, subject), *notes])
+    return report
+
+
+def arm_figures(trials: Sequence[Trial]) -> dict[str, Any]:
+    """One arm's entry. Sums run over all its trials, repeats included.
+
+    tokens_per_step                tokens gained per step after the prefill, the bonus token counted
+    spec_decode_num_drafts         steps that checked at least one guess
+    spec_decode_draft_tokens       guesses checked: the nodes of all trees, roots left out
+    spec_decode_accepted_tokens    guesses kept, bonus tokens left out
+    spec_decode_acceptance_rate    accepted / draft tokens: in a tree siblings compete, so it is below 1 by design
+    spec_decode_acceptance_length  1 + accepted / drafts, as in vLLM: the bonus token counted
+    spec_decode_per_position_acceptance_rates   for each depth, the share of drafts that kept a guess that deep
+    latency_ms                     milliseconds a token of each reply, prefill included; percentiles over replies
+    """
+    duration, tokens = sum(trial.duration for trial in trials), _num_tokens(trials)
+    guesses = [
+        (kept - 1 if kept else 0, nodes - 1)
+        for trial in trials
+        for kept, nodes in zip(trial.reply.kept, trial.reply.num_nodes, strict=True)
+        if nodes > 1
+    ]
+    accepted, offered = sum(kept for kept, _ in guesses), sum(nodes for _, nodes in guesses)
+    depth = max((trial.reply.draft_depth for trial in trials), default=0)
+    per_token = [1000 * trial.duration / len(trial.reply.token_ids) for trial in trials if trial.reply.token_ids]
+    length = _ratio(accepted, len(guesses))
+    return {
+        "output_throughput": _ratio(tokens, duration),
+        "duration": duration,
+        "total_output_tokens": tokens,
+        "num_steps": _num_steps(trials),
+        "tokens_per_step": _tokens_per_step(trials),
+        "spec_decode_acceptance_rate": _ratio(accepted, offered),
+        "spec_decode_acceptance_length": None if length is None else 1 + length,
+        "spec_decode_num_drafts": len(guesses),
+        "spec_decode_draft_tokens": offered,
+        "spec_decode_accepted_tokens": accepted,
+        "spec_decode_per_position_acceptance_rates": [
+            sum(kept >= place for kept, _ in guesses) / len(guesses) for place in range(1, depth + 1) if guesses
+        ],
+        "latency_ms": {name: percentile(per_token, share) for name, share in _PERCENTILES.items()},
+        "time_split": _time_split(trials, duration),
+        "categories": {
+            category: {"output_throughput": _throughput(mine), "tokens_per_step": _tokens_per_step(mine)}
+            for category, mine in _grouped(trials, lambda trial: trial.prompt.category).items()
+        },
+        "results": [_result(mine) for mine in _grouped(trials, lambda trial: trial.prompt.id).values()],
+    }
+
+
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def percentile(values: Iterable[float], share: float) -> float | None:
+    """The value below which `share` of the values lie, between neighbours by proportion; None for no values."""
+    order = sorted(values)
+    if not order:
+        return None
+    place = share * (len(order) - 1)
+    low = int(place)
+    high = min(low + 1, len(order) - 1)
+    return order[low] + (order[high] - order[low]) * (place - low)
+
+
+def table(report: dict[str, Any]) -> Table:
+    """One row per arm that ran, in the order of the report; the headers say which length counts the bonus token."""
+    headers = (
+        "arm", "tokens/s", "speed-up over it", "least to most", "tokens a step (with bonus)",
+        "guesses kept a step (without bonus)", "ms/token p50", "p90", "p99", "same replies",
+    )  # fmt: skip
+    return Table(headers, [_row(report, name) for name in ran(report)])
+
+
+def ran(report: dict[str, Any]) -> list[str]:
+    """Arms that ran: the plain name that stands for the better of several dtypes is left out."""
+    names = list(report["arms"])
+    return [name for name in names if not any(other.startswith(f"{name}@") for other in names)]
+
+
+def _row(report: dict[str, Any], name: str) -> list[str]:
+    """One arm's cells."""
+    arm, spread = report["arms"][name], report["speedup_spread"].get(name)
+    same = report["identical"].get(name)
+    per_draft = _ratio(arm["spec_decode_accepted_tokens"], arm["spec_decode_num_drafts"])
+    return [
+        name,
+        _cell(arm["output_throughput"], "{:.1f}"),
+        _cell(report["speedup"].get(name), "{:.2f}x"),
+        f"{spread[0]:.2f} to {spread[1]:.2f}" if spread else "-",
+        _cell(arm["tokens_per_step"], "{:.2f}"),
+        _cell(per_draft, "{:.2f}"),
+        *(_cell(value, "{:.1f}") for value in arm["latency_ms"].values()),
+        f"{same['same']} of {same['of']}" if same else "-",
+    ]
+
+
+def _cell(value: float | None, form: str) -> str:
+    """A figure, or a dash for one that can't be had."""
+    return "-" if value is None else form.format(value)
+
+
+def _name_the_better(report: dict[str, Any], dtype: str) -> None:
+    """Give the plain name of an arm that ran in several dtypes to the better of them, in every mapping by arm."""
+    for name in {name.partition("@")[0] for name in report["arms"] if "@" in name} - set(report["arms"]):
+        variants = [arm for arm in report["arms"] if arm.startswith(f"{name}@")]
+        best = max(variants, key=lambda arm: report["arms"][arm]["output_throughput"] or 0.0)
+        for part in ("arms", "speedup", "speedup_spread"):
+            report[part][name] = report[part][best]
+        alike = [arm for arm in variants if dtype_of(arm, dtype) == dtype]
+        twin = (alike or [best])[0]
+        if twin in report["identical"]:
+            report["identical"][name] = report["identical"][twin]
+
+
+def _spread(ours: Sequence[Trial], theirs: Sequence[Trial]) -> list[float] | None:
+    """[least, most] speed-up over the repeats; every third prompt makes a share when there is one repeat."""
+    place = {name: n % _SHARES for n, name in enumerate(dict.fromkeys(trial.prompt.id for trial in ours))}
+    repeated = any(trial.repeat for trial in ours)
+
+    def part(trial: Trial) -> int:
+        return trial.repeat if repeated else place[trial.prompt.id]
+
+    mine, other = _grouped(ours, part), _grouped(theirs, part)
+    ratios = [_ratio(_throughput(mine[key]), _throughput(other[key])) for key in mine]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return [min(known), max(known)] if known else None
+
+
+def _time_split(trials: Sequence[Trial], duration: float) -> dict[str, float | None]:
+    """Seconds per part; None for parts that weren't measured. What no part accounts for is `other`."""
+    split: dict[str, float | None] = {
+        part: sum(trial.reply.time_split[part] for trial in trials if part in trial.reply.time_split)
+        if any(part in trial.reply.time_split for trial in trials)
+        else None
+        for part in PARTS
+    }
+    known = [seconds for part, seconds in split.items() if part != "other" and seconds is not None]
+    split["other"] = max(0.0, duration - sum(known)) if known else None
+    return split
+
+
+def _result(trials: Sequence[Trial]) -> dict[str, Any]:
+    """One prompt: the first repeat's reply, and the mean duration over the repeats."""
+    first = trials[0]
+    return {
+        "id": first.prompt.id,
+        "category": first.prompt.category,
+        "token_ids": list(first.reply.token_ids),
+        "finish_reason": first.reply.finish_reason,
+        "num_steps": first.reply.num_steps,
+        "duration": sum(trial.duration for trial in trials) / len(trials),
+    }
+
+
+def _grouped(trials: Sequence[Trial], key: Callable[[Trial], _Key]) -> dict[_Key, list[Trial]]:
+    """Trials by key; the order of first sight."""
+    groups: dict[_Key, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(key(trial), []).append(trial)
+    return groups
+
+
+def _num_tokens(trials: Sequence[Trial]) -> int:
+    return sum(len(trial.reply.token_ids) for trial in trials)
+
+
+def _num_steps(trials: Sequence[Trial]) -> int:
+    return sum(trial.reply.num_steps for trial in trials)
+
+
+def _throughput(trials: Sequence[Trial]) -> float | None:
+    return _ratio(_num_tokens(trials), sum(trial.duration for trial in trials))
+
+
+def _tokens_per_step(trials: Sequence[Trial]) -> float | None:
+    return _ratio(sum(sum(trial.reply.kept) for trial in trials), _num_steps(trials))
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    """A quotient, or None where it means nothing."""
+    return above / below if above is not None and below else None

@@ -1,0 +1,143 @@
+"""What a bench's figures say, in words, and whether they pass the gates. Works on the JSON document alone."""
+
+from typing import Any
+
+from medusa_cli.bench.compare import dtype_of
+
+_NO_GUESS_RIGHT = 0.05
+_GUESSING_IS_DEAR = 0.3
+
+
+def baseline_of(report: dict[str, Any]) -> str | None:
+    """The arm the verdict and --min-speedup look at: hf-greedy when it ran, else greedy, else the first compared."""
+    speedup = report["speedup"]
+    return next((name for name in ("hf-greedy", "greedy") if name in speedup), next(iter(speedup), None))
+
+
+def verdict_in_words(report: dict[str, Any], subject: str) -> str:
+    """Faster or slower and by how much, break-even, the cause and what to try when it isn't faster, identity."""
+    name = baseline_of(report)
+    ratio = report["speedup"].get(name) if name else None
+    if name is None or ratio is None:
+        return f"no verdict: {subject} was compared with no arm that wrote a token."
+    low, high = report["speedup_spread"][name] or (ratio, ratio)
+    sentences = [_speed(subject, _label(report, name), ratio, low, high)]
+    if name != "greedy" and report["speedup"].get("greedy"):
+        even = break_even(report, subject, "greedy")
+        sentences.append(
+            f"against our own loop without guesses (greedy): {report['speedup']['greedy']:.2f}x"
+            + (f", break-even there: {even:.2f} tokens a step." if even is not None else ".")
+        )
+    sentences += _why(report, subject, name, pays=low > 1)
+    sentences.append(_identity(report))
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def failed_gates(report: dict[str, Any], subject: str, min_speedup: float | None, require_identical: bool) -> list[str]:
+    """A sentence for each gate that isn't passed.
+
+    min_speedup         the least speed-up over the baseline (see `baseline_of`)
+    require_identical   no reply may differ but at a near tie; arms in another dtype than the subject's are
+                        another model to the last digit, and aren't held to it
+    """
+    failed = []
+    name = baseline_of(report)
+    if min_speedup is not None:
+        ratio = report["speedup"].get(name) if name else None
+        if ratio is None or ratio < min_speedup:
+            measured = "not to be had" if ratio is None else f"{ratio:.3f}x"
+            failed.append(f"speed-up of {subject} over {name} is {measured}; --min-speedup asks for {min_speedup:g}x")
+    if require_identical:
+        for row in _mismatches(report):
+            gap = "where one reply ends" if row["margin"] is None else f"with a gap of {row['margin']:.4g}"
+            failed.append(f"prompt {row['id']}: {subject} and {row['arm']} part at token {row['index']}, {gap}")
+    return failed
+
+
+def _speed(subject: str, label: str, ratio: float, low: float, high: float) -> str:
+    """The first sentence."""
+    spread = f"({low:.2f} to {high:.2f})"
+    if low <= 1 <= high:
+        return f"no clear difference: {subject} runs at {ratio:.2f}x the speed of {label} {spread}."
+    word = "faster" if ratio > 1 else "slower"
+    return f"{word}: {subject} runs at {ratio:.2f}x the speed of {label} {spread}."
+
+
+def _label(report: dict[str, Any], name: str) -> str:
+    """The arm's name; for one that ran in several dtypes, which of them was the faster."""
+    variants = [arm for arm in report["arms"] if arm.startswith(f"{name}@")]
+    if not variants:
+        return name
+    best = max(variants, key=lambda arm: report["arms"][arm]["output_throughput"] or 0.0)
+    return best if len(variants) == 1 else f"{best}, the faster of {len(variants)}"
+
+
+def break_even(report: dict[str, Any], subject: str, name: str) -> float | None:
+    """Tokens a step at which `subject` and the arm are equally fast; None without steps.
+
+    The tokens the arm would have written in the subject's time, less those of the prefills, over the steps taken:
+    what one step of the subject costs, in plain steps.
+    """
+    ours, theirs = report["arms"][subject], report["arms"][name]
+    if not ours["num_steps"] or theirs["output_throughput"] is None:
+        return None
+    prefills = ours["total_output_tokens"] - ours["tokens_per_step"] * ours["num_steps"]
+    return (ours["duration"] * theirs["output_throughput"] - prefills) / ours["num_steps"]
+
+
+def _why(report: dict[str, Any], subject: str, name: str, pays: bool) -> list[str]:
+    """Break-even; when speculation doesn't pay, also the cause and what to try."""
+    even = break_even(report, subject, name)
+    if even is None:
+        return ["every reply ended with its first token: no step was taken."]
+    ours = report["arms"][subject]
+    said = [
+        f"a step brings {ours['tokens_per_step']:.2f} tokens and costs as much as {even:.2f} tokens of {name} "
+        f"(break-even: {even:.2f} tokens a step)."
+    ]
+    return said if pays else [*said, *_cause(ours, even)]
+
+
+def _cause(ours: dict[str, Any], even: float) -> list[str]:
+    """Why the subject isn't faster, and what to try."""
+    drafts = ours["spec_decode_num_drafts"]
+    if not drafts:
+        return ["cause: no guess was offered. try: heads and a tree with at least one node."]
+    draft_share = (ours["time_split"]["draft"] or 0.0) / ours["duration"]
+    if ours["spec_decode_accepted_tokens"] / drafts < _NO_GUESS_RIGHT:
+        return [
+            "cause: almost no guess was right.",
+            "try: heads trained for this very model and this kind of prompt (medusa train-heads).",
+        ]
+    if draft_share > _GUESSING_IS_DEAR:
+        return [
+            f"cause: guessing takes {draft_share:.0%} of the time.",
+            "try: heads with a smaller draft vocabulary (medusa train-heads --draft-vocab).",
+        ]
+    nodes = ours["spec_decode_draft_tokens"] / drafts
+    return [
+        f"cause: a step that checks {nodes:.0f} guesses costs {even:.2f} plain tokens, more than it brings.",
+        "try: a smaller tree (medusa inspect-tree shows which pays), --runner packed or --dtype bfloat16,",
+        "or heads trained on more text.",
+    ]
+
+
+def _identity(report: dict[str, Any]) -> str:
+    """Whether the replies are the same."""
+    wrong, near = len(_mismatches(report)), sum(row["verdict"] == "near-tie" for row in report["divergences"])
+    if wrong:
+        return f"NOT IDENTICAL: {wrong} replies differ where the model was not near a tie."
+    alike = {name: same for name, same in report["identical"].items() if _same_dtype(report, name)}
+    if alike and all(same["same"] == same["of"] for same in alike.values()):
+        return "every reply is the same, token by token."
+    return f"replies that differ part at near ties only ({near} of them)." if near else ""
+
+
+def _mismatches(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """Divergences that are the tool's fault."""
+    return [row for row in report["divergences"] if row["verdict"] == "mismatch" and _same_dtype(report, row["arm"])]
+
+
+def _same_dtype(report: dict[str, Any], arm: str) -> bool:
+    """Whether the arm ran in the subject's dtype."""
+    return dtype_of(arm, report["dtype"]) == report["dtype"]

@@ -1,0 +1,332 @@
+"""`medusa bench`: the same prompts through several arms, interleaved and warm; table, picture, verdict, gates."""
+
+import difflib
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from medusa_cli.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from medusa_cli.bench.arms import Arm, Reply, StopRule, Stopwatch
+    from medusa_cli.bench.report import Setup, Table
+    from medusa_cli.recipe import TargetSettings
+
+SUBJECT = "medusa"
+ARMS = ("greedy", "hf-greedy", "hf-prompt-lookup")
+PLANNED = ("ngram", "llama-cpp")
+_DTYPES = ("float32", "bfloat16", "float16")
+_LOOKUP_TOKENS = 6
+DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.jsonl"
+
+
+def command(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="recipe overrides")] = None,
+    compare: Annotated[
+        str,
+        typer.Option(
+            help="Arms to compare with, by commas: greedy (our loop without guesses), hf-greedy (transformers), "
+            "hf-prompt-lookup. On a CPU the hf arms run in float32 and bfloat16 unless one is named: hf-greedy@float32."
+        ),
+    ] = "greedy",
+    prompts: Annotated[
+        Path | None, typer.Option(help='.jsonl of {"id","category","turns"}; first turns are used [default: packaged]')
+    ] = None,
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="this many, spread over the file")] = None,
+    num_warmups: Annotated[int, typer.Option(min=0, help="prompts each arm runs before the clock counts")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="times every prompt runs on every arm")] = 1,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
+    min_speedup: Annotated[
+        float | None, typer.Option(help="exit 3 below this speed-up over hf-greedy if it runs, else greedy")
+    ] = None,
+    require_identical: Annotated[
+        bool, typer.Option("--require-identical", help="exit 3 when a reply differs other than at a near tie")
+    ] = False,
+    allow_random_prompts: Annotated[
+        bool, typer.Option("--allow-random-prompts", help="measure even when prompts look like random tokens")
+    ] = False,
+    plot: Annotated[Path | None, typer.Option(help="draw a .png, .svg or .pdf")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m")] = None,
+    heads: Annotated[str | None, typer.Option(help="folder or hub id")] = None,
+    revision: Annotated[str | None, typer.Option()] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda[:i]")] = None,
+    runner: Annotated[str | None, typer.Option()] = None,
+    seed: Annotated[int | None, typer.Option()] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="recipe .yaml")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
+    output_json: Annotated[Path | None, typer.Option(help="write the JSON document here")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+) -> None:
+    """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
+    names = arm_names(compare)
+    from medusa_cli.bench.picture import check_plot_file, draw
+    from medusa_cli.bench.verdict import failed_gates
+    from medusa_cli.recipe import load_recipe
+
+    if plot:
+        check_plot_file(plot)
+    if output_json and not output_json.absolute().parent.is_dir():
+        raise DataError(f"the folder of {output_json} does not exist", f"make it first: mkdir -p {output_json.parent}")
+    flags = {"model": model, "revision": revision, "dtype": dtype, "device": device, "runner": runner}
+    values = {**{f"target.{name}": value for name, value in flags.items()}, "seed": seed}
+    recipe = load_recipe(config, overrides or (), values)
+    asked = Asked(prompts or DEFAULT_PROMPTS, num_prompts, num_warmups, repeats, max_new_tokens, allow_random_prompts)
+    report = measure(
+        asked, lambda: build_arms(recipe.target, heads, names, max_new_tokens), _no_progress if quiet else _progress
+    )
+    if plot:
+        draw(report, plot)
+    _show(report, json_, output_json)
+    failed = failed_gates(report, SUBJECT, min_speedup, require_identical)
+    for sentence in failed:
+        print(f"gate failed: {sentence}", file=sys.stderr)
+    if failed:
+        raise typer.Exit(3)
+
+
+def arm_names(text: str) -> list[str]:
+    """The arms named in `--compare`, in order, each once. Raises typer.BadParameter (exit 2) for anything else."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        base, at, dtype = name.partition("@")
+        if base in PLANNED:
+            raise typer.BadParameter(f"--compare {base}: this arm does not exist yet. Available: {', '.join(ARMS)}")
+        if base not in ARMS:
+            near = difflib.get_close_matches(base, ARMS, n=1, cutoff=0.4)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            raise typer.BadParameter(f"--compare: no arm is named '{base}'.{meant} Available: {', '.join(ARMS)}")
+        if at and (base == "greedy" or dtype not in _DTYPES):
+            raise typer.BadParameter(f"--compare {name}: only hf arms take a dtype, one of {', '.join(_DTYPES)}")
+    if not names:
+        raise typer.BadParameter(f"--compare names no arm. Available: {', '.join(ARMS)}")
+    return names
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asked to be measured."""
+
+    prompts: Path
+    num_prompts: int | None
+    num_warmups: int
+    repeats: int
+    max_new_tokens: int
+    allow_random_prompts: bool
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything a run needs from the models.
+
+    encode         a question's text to prompt ids, the chat template included
+    plain          text to ids without a template
+    logits_after   ids to the target's logits [V] after them
+    notes          sentences about settings that had to be made alike
+    """
+
+    arms: Sequence["Arm"]
+    stop: "StopRule"
+    setup: "Setup"
+    vocab_size: int
+    encode: Callable[[str], list[int]]
+    plain: Callable[[str], list[int]]
+    logits_after: Callable[[list[int]], "Tensor"]
+    clock: Callable[[], float]
+    notes: Sequence[str]
+
+
+def measure(asked: Asked, build: Callable[[], Bench], progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Read the prompts, build the arms, run them and report. Prompts are read before any model is loaded."""
+    from medusa_cli.bench.compare import compare
+    from medusa_cli.bench.prompt_set import BenchPrompt, pick, random_looking, read_questions, repeated
+    from medusa_cli.bench.report import build_report
+    from medusa_cli.bench.run import Plan, run_bench, unsteady
+
+    questions = pick(read_questions(asked.prompts), asked.num_prompts)
+    bench = build()
+    notes = list(bench.notes)
+    odd = random_looking(questions, bench.plain, bench.vocab_size)
+    if odd:
+        warning = f"{len(odd)} of {len(questions)} prompts look like random tokens ({odd[0]}, …)"
+        if not asked.allow_random_prompts:
+            raise DataError(
+                f"{warning}: guesses on them say nothing about real text",
+                "use prompts people write, or pass --allow-random-prompts to measure all the same",
+            )
+        notes.append(f"warning: {warning}; the figures don't carry over to real text.")
+    notes += [f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in repeated(questions)]
+    plan = Plan(asked.num_warmups, asked.repeats, bench.stop)
+    rows = [BenchPrompt(question.id, question.category, tuple(bench.encode(question.text))) for question in questions]
+    trials = run_bench(bench.arms, rows, plan, bench.clock, progress)
+    notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
+    comparison = compare(trials, SUBJECT, bench.setup.dtype, bench.logits_after)
+    return build_report(bench.setup, trials, SUBJECT, comparison, notes)
+
+
+def build_arms(settings: "TargetSettings", heads: str | None, names: Sequence[str], max_new_tokens: int) -> Bench:
+    """The arms by name, all on one stop rule. The models are loaded here."""
+    import time
+
+    import torch
+
+    from medusa_cli.acceptance.greedy import GreedyRule
+    from medusa_cli.assemble import load_drafter, load_target
+    from medusa_cli.bench.arms import LoopArm, StopRule, Stopwatch
+    from medusa_cli.bench.report import Setup
+
+    target = load_target(settings)
+    on_cpu = torch.device(target.device).type == "cpu"
+    stop = StopRule(frozenset(target.stop_ids), max_new_tokens, target.context_limit)
+    # A host clock can't time the parts of a step that are only queued on an accelerator.
+    watch = Stopwatch(time.perf_counter) if on_cpu else None
+    drafters = {SUBJECT: load_drafter(heads, target, None, None, "medusa")}
+    if "greedy" in names:
+        drafters["greedy"] = load_drafter(None, target, None, None, "none")
+    arms: list[Arm] = [
+        LoopArm(name, _loop(target, drafter, GreedyRule(), stop, watch)) for name, drafter in drafters.items()
+    ]
+    hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
+    notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
+    dtype = str(target.dtype).removeprefix("torch.")
+    return Bench(
+        arms=[*arms, *hf_arms],
+        stop=stop,
+        setup=Setup(target.name, dtype, str(target.device), settings.runner, torch.get_num_threads()),
+        vocab_size=target.real_vocab,
+        encode=lambda text: _prompt_ids(target.tokenizer, text),
+        plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
+        logits_after=lambda ids: _logits_after(target, ids),
+        clock=time.perf_counter if on_cpu else _device_clock(target.device),
+        notes=sorted(notes),
+    )
+
+
+def _loop(
+    target: Any, drafter: Any, rule: Any, stop: "StopRule", watch: "Stopwatch | None"
+) -> Callable[[list[int]], "Reply"]:
+    """Our loop on one prompt, its parts timed when there is a watch."""
+    from medusa_cli.bench.arms import Reply, Timed
+    from medusa_cli.decode.loop import Limits, collect
+
+    if watch is not None:
+        drafter = Timed(drafter, {"start": "draft", "propose": "draft"}, watch)
+        target = Timed(target, {"verify": "verify"}, watch)
+        rule = Timed(rule, {"accept": "accept"}, watch)
+
+    def run(ids: list[int]) -> Reply:
+        if watch is not None:
+            watch.reset()
+        limits = Limits(max_new_tokens=stop.budget(len(ids)))
+        wrote = collect(target, drafter, rule, [ids], limits)[0]
+        return Reply(
+            wrote.token_ids,
+            wrote.finish_reason,
+            wrote.num_steps,
+            wrote.kept,
+            wrote.num_nodes,
+            draft_depth=watch.deepest if watch else max(wrote.kept, default=1) - 1,
+            time_split=dict(watch.seconds) if watch else {},
+        )
+
+    return run
+
+
+def _hf_arms(
+    settings: "TargetSettings", names: Sequence[str], target: Any, stop: "StopRule", both_dtypes: bool
+) -> list[Any]:
+    """The transformers arms in the dtypes asked for; arms of one dtype share a model."""
+    from medusa_cli.assemble import load_target
+    from medusa_cli.bench.arms import HfGreedyArm
+
+    own = str(target.dtype).removeprefix("torch.")
+    models: dict[str, Any] = {}
+    arms = []
+    for name in names:
+        base, _, asked = name.partition("@")
+        if base == "greedy":
+            continue
+        dtypes = [asked] if asked else ["float32", "bfloat16"] if both_dtypes else [own]
+        for dtype in dtypes:
+            if dtype not in models:
+                plain = settings.model_copy(update={"dtype": dtype, "runner": "eager", "attention": "sdpa"})
+                models[dtype] = load_target(plain).model
+            title = f"{base}@{dtype}" if asked or len(dtypes) > 1 else base
+            lookup = _LOOKUP_TOKENS if base == "hf-prompt-lookup" else None
+            arms.append(HfGreedyArm(title, models[dtype], stop, min(target.stop_ids, default=0), lookup))
+    return list({arm.name: arm for arm in arms}.values())
+
+
+def _neutralised(settings: Mapping[str, Any]) -> str:
+    """What the model's generation_config asked for and no arm does."""
+    listed = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return f"the model's generation_config has {listed}; every arm runs without."
+
+
+def _prompt_ids(tokenizer: Any, text: str) -> list[int]:
+    """One user turn in the model's chat template; plain ids for a model without a template."""
+    if not getattr(tokenizer, "chat_template", None):
+        return list(tokenizer(text)["input_ids"])
+    turns = [{"role": "user", "content": text}]
+    rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    # The template has written the special tokens already.
+    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
+
+
+def _logits_after(target: Any, ids: list[int]) -> "Tensor":
+    """The target's logits [V] after `ids`, by one plain forward."""
+    import torch
+
+    with torch.inference_mode():
+        return target.model(torch.tensor([ids], device=target.device), logits_to_keep=1).logits[0, -1]
+
+
+def _device_clock(device: Any) -> Callable[[], float]:
+    """A clock that waits for the device before it reads."""
+    import time
+
+    import torch
+
+    def read() -> float:
+        torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+    return read
+
+
+def _show(report: dict[str, Any], as_json: bool, output_json: Path | None) -> None:
+    """The document, or the table and the verdict, on stdout."""
+    from medusa_cli.bench.report import table
+
+    document = json.dumps(report, ensure_ascii=False, allow_nan=False)
+    if output_json:
+        output_json.write_text(document + "\n", encoding="utf-8")
+    if as_json:
+        print(document)
+    else:
+        _print_table(table(report))
+        print(report["verdict"])
+
+
+def _print_table(table: "Table") -> None:
+    """Columns as wide as their longest cell."""
+    lines = [list(table.headers), *map(list, table.rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(table.headers))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _progress(done: int, total: int) -> None:
+    """One line on stderr that rewrites itself."""
+    print(f"\rbench: {done} of {total} replies", end="\n" if done == total else "", file=sys.stderr, flush=True)
+
+
+def _no_progress(done: int, total: int) -> None:
+    """Say nothing."""

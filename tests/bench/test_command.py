@@ -1,0 +1,180 @@
+"""The command: names and flags, one document on stdout, exit codes. The models are fakes."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from medusa_cli.bench.arms import Reply
+from medusa_cli.cli import bench
+from medusa_cli.errors import DataError, MedusaError
+from tests.bench.fakes_bench import RULE, SETUP, FakeArm, FakeClock, reply
+
+app = typer.Typer()
+app.command()(bench.command)
+
+
+class World:
+    """Fake models: what each arm writes, how long it takes, and what was asked to be built."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.replies: dict[str, Reply] = {"medusa": reply([3, 3], 8, draft_depth=3)}
+        self.seconds = {"medusa": 1.0}
+        self.plain = [1, 2, 3]
+        self.built: list[tuple[Any, ...]] = []
+
+    def build(self, settings: Any, heads: str | None, names: Sequence[str], max_new_tokens: int) -> bench.Bench:
+        self.built.append((settings, heads, list(names), max_new_tokens))
+        arms = [
+            FakeArm(name, self.clock, lambda _, name=name: self.replies.get(name, reply([1] * 6)),
+                    self.seconds.get(name, 2.0))
+            for name in ("medusa", *names)
+        ]  # fmt: skip
+        return bench.Bench(
+            arms, RULE, SETUP, 32_000, lambda text: [1, 2], lambda text: list(self.plain),
+            lambda ids: torch.tensor([9.0, 0.0] * 20), self.clock, ["note: fakes."],
+        )  # fmt: skip
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    monkeypatch.setattr(bench, "build_arms", made.build)
+    return made
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    made = tmp_path / "prompts.jsonl"
+    made.write_text("".join(json.dumps({"id": f"q{n}", "category": f"c{n % 2}", "turns": [f"Why {n}?"]}) + "\n"
+                            for n in range(4)))  # fmt: skip
+    return made
+
+
+def _run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_json_prints_one_document_and_nothing_else_on_stdout(world: World, file: Path) -> None:
+    done = _run("--prompts", file, "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["speedup"]["greedy"] == pytest.approx(2.0)
+    assert [row["id"] for row in report["arms"]["medusa"]["results"]] == ["q0", "q1", "q2", "q3"]
+    assert set(report["arms"]["medusa"]["categories"]) == {"c0", "c1"}
+    assert "bench: " in done.stderr
+
+
+def test_without_json_the_table_and_the_verdict_are_printed(world: World, file: Path) -> None:
+    done = _run("--prompts", file, "--quiet")
+    assert done.stdout.splitlines()[0].startswith("arm ")
+    assert "faster: medusa runs at 2.00x the speed of greedy" in done.stdout
+    assert "note: fakes." in done.stdout
+    assert done.stderr == ""
+
+
+def test_three_arms_get_the_same_prompts_and_a_column_of_sameness(world: World, file: Path) -> None:
+    done = _run("--compare", "greedy,hf-greedy,hf-prompt-lookup", "--prompts", file, "--json")
+    report = json.loads(done.stdout)
+    asked = [[row["id"] for row in arm["results"]] for arm in report["arms"].values()]
+    assert len(asked) == 4
+    assert all(ids == asked[0] for ids in asked)
+    assert report["identical"] == {name: {"same": 4, "of": 4} for name in ("greedy", "hf-greedy", "hf-prompt-lookup")}
+
+
+def test_the_document_is_also_written_to_a_file(world: World, file: Path, tmp_path: Path) -> None:
+    done = _run("--prompts", file, "--output-json", tmp_path / "report.json", "--json")
+    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(done.stdout)
+
+
+def test_flags_reach_the_models(world: World, file: Path) -> None:
+    done = _run("--prompts", file, "-m", "tiny", "--heads", "h", "--dtype", "float32", "-n", 7, "--compare", "greedy")
+    assert done.exit_code == 0, done.output
+    settings, heads, names, max_new_tokens = world.built[0]
+    assert (settings.model, settings.dtype, heads, names, max_new_tokens) == ("tiny", "float32", "h", ["greedy"], 7)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("hf-greddy", "Did you mean hf-greedy?"),
+        ("lookup", "Did you mean hf-prompt-lookup?"),
+        ("ngram", "does not exist yet"),
+        ("llama-cpp", "does not exist yet"),
+        ("greedy@float32", "only hf arms take a dtype"),
+        ("hf-greedy@int3", "only hf arms take a dtype"),
+        (",", "names no arm"),
+    ],
+)
+def test_an_arm_that_does_not_exist_is_a_usage_error_before_any_model(world: World, name: str, said: str) -> None:
+    with pytest.raises(typer.BadParameter, match=said.replace("?", r"\?")):
+        bench.arm_names(name)
+    assert _run("--compare", name).exit_code == 2
+    assert world.built == []
+
+
+def test_arms_named_twice_run_once() -> None:
+    assert bench.arm_names("greedy, hf-greedy@bfloat16,greedy") == ["greedy", "hf-greedy@bfloat16"]
+
+
+def test_a_speed_up_below_the_gate_exits_3_after_the_report(world: World, file: Path) -> None:
+    assert _run("--prompts", file, "--min-speedup", 1.9, "--json").exit_code == 0
+    done = _run("--prompts", file, "--min-speedup", 2.1, "--json")
+    assert done.exit_code == 3
+    assert json.loads(done.stdout)["speedup"]["greedy"] == pytest.approx(2.0)
+    assert "gate failed: speed-up of medusa over greedy is 2.000x" in done.stderr
+
+
+def test_a_mismatch_exits_3_only_when_identity_is_required(world: World, file: Path) -> None:
+    world.replies["medusa"] = reply([3, 3], 8, first=11)
+    assert _run("--prompts", file).exit_code == 0
+    done = _run("--prompts", file, "--require-identical")
+    assert done.exit_code == 3
+    assert "prompt q0: medusa and greedy part at token 0" in done.stderr
+
+
+def test_random_looking_prompts_need_a_flag_and_leave_a_warning(world: World, file: Path) -> None:
+    world.plain = list(range(0, 30_000, 97))
+    refused = _run("--prompts", file)
+    assert isinstance(refused.exception, DataError)
+    assert "--allow-random-prompts" in refused.exception.hint
+    allowed = _run("--prompts", file, "--allow-random-prompts", "--json")
+    assert "look like random tokens" in json.loads(allowed.stdout)["verdict"]
+
+
+def test_a_prompt_repeated_is_noted_in_the_verdict(world: World, tmp_path: Path) -> None:
+    file = tmp_path / "same.jsonl"
+    file.write_text('{"id": "a", "prompt": "Why?"}\n{"id": "b", "prompt": "Why?"}\n')
+    assert "the same prompt is there 2 times (a, b)" in json.loads(_run("--prompts", file, "--json").stdout)["verdict"]
+
+
+@pytest.mark.parametrize("flags", [("--plot", "picture.txt"), ("--plot", "/no/such/folder/a.png"),
+                                   ("--output-json", "/no/such/folder/a.json")])  # fmt: skip
+def test_a_place_that_can_not_be_written_is_said_before_the_run(
+    world: World, file: Path, flags: tuple[str, str]
+) -> None:
+    done = _run("--prompts", file, *flags)
+    assert isinstance(done.exception, MedusaError)
+    assert world.built == []
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_a_picture_is_drawn(world: World, file: Path, tmp_path: Path, ending: str) -> None:
+    picture = tmp_path / f"bench.{ending}"
+    done = _run("--compare", "greedy,hf-greedy@bfloat16", "--prompts", file, "--plot", picture)
+    assert done.exit_code == 0, done.output
+    assert picture.stat().st_size > 10_000
+
+
+def test_a_bench_of_replies_without_steps_still_draws(world: World, file: Path, tmp_path: Path) -> None:
+    nothing = Reply([], "length", 0, [], [])
+    world.replies = {"medusa": nothing, "greedy": nothing}
+    done = _run("--prompts", file, "--plot", tmp_path / "bench.svg")
+    assert done.exit_code == 0, done.output
+    assert "no verdict" in done.stdout
