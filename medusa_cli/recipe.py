@@ -60,6 +60,7 @@ class DataSettings(Settings):
     prompt_temperature: float = Field(1.0, gt=0)
     prompt_top_p: float = Field(0.95, gt=0, le=1)
     rows: int = Field(96, ge=1, description="rows decoded side by side while the target writes")
+    workers: int = Field(1, ge=1, description="processes that write side by side, each with a copy of the model")
     held_out: float = Field(0.03, gt=0, lt=0.5, description="share of the samples kept for measuring")
     openings: tuple[str, ...] = Field(
         default_factory=lambda: _steering("openings"),

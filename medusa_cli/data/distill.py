@@ -6,9 +6,8 @@ row, so a kill loses at most the rows in flight. The writer, which decodes, is h
 """
 
 import json
-import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ class Written:
     hidden_TH: Tensor
 
 
-Write = Callable[[Iterable[Sequence[int]]], Iterator[Written]]
+Write = Callable[[Sequence[Sequence[int]]], Iterator[Written]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def write_prompts(wanted: Sequence[Steered], file: Path, tokenizer: Any, write: 
     done = {row["id"] for row in read_rows(file)}
     missing = [one for one in wanted if one.id not in done]
     with file.open("a", encoding="utf-8") as out:
-        for written in write(one.ids for one in missing):
+        for written in write([one.ids for one in missing]):
             one = missing[written.index]
             text = tokenizer.decode(written.token_ids, skip_special_tokens=True)
             opening = one.opening.rstrip(" ")
@@ -102,8 +101,3 @@ def _append(out: Any, row: dict[str, Any]) -> None:
     out.write(json.dumps(row, ensure_ascii=False) + "\n")
     out.flush()
 
-
-def sync(out: Any) -> None:
-    """Make sure what was appended survives a crash of the machine."""
-    out.flush()
-    os.fsync(out.fileno())
