@@ -58,7 +58,9 @@ class HiddenStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._claim()
-            self._index: list[tuple[str, int]] = [(line["key"], line["length"]) for line in read_index(folder, hidden_size)]
+            self._index: list[tuple[str, int]] = [
+                (line["key"], line["length"]) for line in read_index(folder, hidden_size)
+            ]
             self._cut()
         except OSError as error:
             raise _cannot_write(folder, error) from error
@@ -77,7 +79,11 @@ class HiddenStore:
     def append(self, sample: Sample) -> None:
         """Add one sample. Raises TrainingError on a full disk, or when a hidden state is no finite float16."""
         hidden_TH = as_float16(sample, self.hidden_size)
-        arrays: tuple[NDArray[Any], ...] = (hidden_TH, np.asarray(sample.ids, np.int32), np.asarray(sample.supervised, np.uint8))
+        arrays: tuple[NDArray[Any], ...] = (
+            hidden_TH,
+            np.asarray(sample.ids, np.int32),
+            np.asarray(sample.supervised, np.uint8),
+        )
         line = json.dumps({"key": sample.key, "length": len(sample.ids)}) + "\n"
         try:
             for file, array in zip(self._files[:-1], arrays, strict=True):
