@@ -17,7 +17,7 @@ from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention
 from medusa_cli.target.masks import MaskKinds
 from medusa_cli.target.model import Identity, Target, takes_mapping
-from medusa_cli.target.runner import can_pack, pack
+from medusa_cli.target.runner import can_pack, keep_freed_memory, pack
 from medusa_cli.target.sources import Source, find_source
 
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
@@ -30,6 +30,8 @@ def load_target(settings: TargetSettings) -> Target:
     library_logging.disable_progress_bar()
     source = converted(find_source(settings.model))
     device = choose_device(settings.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     dtype = choose_dtype(settings.dtype, device)
     names = {"revision": settings.revision} if settings.revision else {}
     if source.gguf_file:
