@@ -164,7 +164,9 @@ def _put_all(tree: dict[str, Any], items: Iterable[tuple[str, Any]]) -> None:
         for section in sections:
             at = at.setdefault(section, {})
             if not isinstance(at, dict):
-                raise RecipeError(f"'{dotted}': '{section}' is no section", "sections are target, heads, data, train, tree")
+                raise RecipeError(
+                    f"'{dotted}': '{section}' is no section", "sections are target, heads, data, train, tree"
+                )
         at[last] = value
 
 

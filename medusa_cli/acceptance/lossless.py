@@ -23,7 +23,9 @@ class Lossless:
 
     def __init__(self, temperature: float, top_p: float, top_k: int) -> None:
         """temperature > 0; top_p in (0, 1], 1 keeps all; top_k >= 0, 0 keeps all."""
-        assert temperature > 0 and 0 < top_p <= 1 and top_k >= 0
+        assert temperature > 0
+        assert 0 < top_p <= 1
+        assert top_k >= 0
         self.temperature = temperature
         self.top_p = top_p
         self.top_k = top_k

@@ -1,8 +1,6 @@
 """`medusa bench`: the same prompts through several arms, interleaved and warm; table, picture, verdict, gates."""
 
 import difflib
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from medusa_cli.cli import options
+from medusa_cli.cli.console import Console, GateFailed
 from medusa_cli.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from medusa_cli.assemble import DrafterChoice
     from medusa_cli.bench.arms import Arm, Reply, StopRule, Stopwatch
-    from medusa_cli.bench.report import Setup, Table
+    from medusa_cli.bench.report import Setup
     from medusa_cli.recipe import TargetSettings
 
 SUBJECT = "medusa"
@@ -28,7 +29,7 @@ DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.
 
 
 def command(
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="recipe overrides")] = None,
+    overrides: options.Overrides = None,
     compare: Annotated[
         str,
         typer.Option(
@@ -53,43 +54,50 @@ def command(
         bool, typer.Option("--allow-random-prompts", help="measure even when prompts look like random tokens")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="draw a .png, .svg or .pdf")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m")] = None,
-    heads: Annotated[str | None, typer.Option(help="folder or hub id")] = None,
-    revision: Annotated[str | None, typer.Option()] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda[:i]")] = None,
-    runner: Annotated[str | None, typer.Option()] = None,
-    seed: Annotated[int | None, typer.Option()] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="recipe .yaml")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="one JSON document on stdout")] = False,
-    output_json: Annotated[Path | None, typer.Option(help="write the JSON document here")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q")] = False,
+    model: options.Model = None,
+    heads: options.Heads = None,
+    tree: Annotated[
+        str | None, typer.Option("--tree", metavar="SPEC", help="A tree file, chain:4, 4x2x1, none, [[0],[0,0]].")
+    ] = None,
+    tree_size: Annotated[
+        int | None, typer.Option("--tree-size", min=0, metavar="N", help="The best tree of N nodes for these heads.")
+    ] = None,
+    revision: options.Revision = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    runner: options.Runner = None,
+    attention: options.Attention = None,
+    seed: options.Seed = None,
+    config: options.Config = None,
+    json: options.Json = False,
+    output_json: options.OutputJson = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
     names = arm_names(compare)
+    from medusa_cli.assemble import DrafterChoice
     from medusa_cli.bench.picture import check_plot_file, draw
     from medusa_cli.bench.verdict import failed_gates
     from medusa_cli.recipe import load_recipe
 
     if plot:
         check_plot_file(plot)
-    if output_json and not output_json.absolute().parent.is_dir():
-        raise DataError(f"the folder of {output_json} does not exist", f"make it first: mkdir -p {output_json.parent}")
-    flags = {"model": model, "revision": revision, "dtype": dtype, "device": device, "runner": runner}
-    values = {**{f"target.{name}": value for name, value in flags.items()}, "seed": seed}
-    recipe = load_recipe(config, overrides or (), values)
-    asked = Asked(prompts or DEFAULT_PROMPTS, num_prompts, num_warmups, repeats, max_new_tokens, allow_random_prompts)
-    report = measure(
-        asked, lambda: build_arms(recipe.target, heads, names, max_new_tokens), _no_progress if quiet else _progress
+    values = options.target_values(
+        model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
     )
+    recipe = load_recipe(config, overrides or (), values)
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    asked = Asked(prompts or DEFAULT_PROMPTS, num_prompts, num_warmups, repeats, max_new_tokens, allow_random_prompts)
+    choice = DrafterChoice(SUBJECT, heads, tree, tree_size)
+    report = measure(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), console)
     if plot:
         draw(report, plot)
-    _show(report, json_, output_json)
+    _show(report, console)
+    console.print_json(report, output_json)
     failed = failed_gates(report, SUBJECT, min_speedup, require_identical)
-    for sentence in failed:
-        print(f"gate failed: {sentence}", file=sys.stderr)
     if failed:
-        raise typer.Exit(3)
+        raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")
 
 
 def arm_names(text: str) -> list[str]:
@@ -143,7 +151,7 @@ class Bench:
     notes: Sequence[str]
 
 
-def measure(asked: Asked, build: Callable[[], Bench], progress: Callable[[int, int], None]) -> dict[str, Any]:
+def measure(asked: Asked, build: Callable[[], Bench], console: Console) -> dict[str, Any]:
     """Read the prompts, build the arms, run them and report. Prompts are read before any model is loaded."""
     from medusa_cli.bench.compare import compare
     from medusa_cli.bench.prompt_set import BenchPrompt, pick, random_looking, read_questions, repeated
@@ -165,33 +173,38 @@ def measure(asked: Asked, build: Callable[[], Bench], progress: Callable[[int, i
     notes += [f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in repeated(questions)]
     plan = Plan(asked.num_warmups, asked.repeats, bench.stop)
     rows = [BenchPrompt(question.id, question.category, tuple(bench.encode(question.text))) for question in questions]
-    trials = run_bench(bench.arms, rows, plan, bench.clock, progress)
+    replies = (min(asked.num_warmups, len(rows)) + asked.repeats * len(rows)) * len(bench.arms)
+    with console.progress("bench", replies) as bar:
+        trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, total: bar.advance(done - bar.done))
     notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
     comparison = compare(trials, SUBJECT, bench.setup.dtype, bench.logits_after)
     return build_report(bench.setup, trials, SUBJECT, comparison, notes)
 
 
-def build_arms(settings: "TargetSettings", heads: str | None, names: Sequence[str], max_new_tokens: int) -> Bench:
+def build_arms(settings: "TargetSettings", choice: "DrafterChoice", names: Sequence[str], max_new_tokens: int) -> Bench:
     """The arms by name, all on one stop rule. The models are loaded here."""
     import time
 
     import torch
 
-    from medusa_cli.acceptance.greedy import GreedyRule
+    from medusa_cli.acceptance.greedy import Greedy
     from medusa_cli.assemble import load_drafter, load_target
     from medusa_cli.bench.arms import LoopArm, StopRule, Stopwatch
     from medusa_cli.bench.report import Setup
+    from medusa_cli.data.conversations import Message
+    from medusa_cli.data.tokens import prompt_ids
+    from medusa_cli.drafters.none import NoDrafter
 
     target = load_target(settings)
     on_cpu = torch.device(target.device).type == "cpu"
     stop = StopRule(frozenset(target.stop_ids), max_new_tokens, target.context_limit)
     # A host clock can't time the parts of a step that are only queued on an accelerator.
     watch = Stopwatch(time.perf_counter) if on_cpu else None
-    drafters = {SUBJECT: load_drafter(heads, target, None, None, "medusa")}
+    drafters = {SUBJECT: load_drafter(choice, target)}
     if "greedy" in names:
-        drafters["greedy"] = load_drafter(None, target, None, None, "none")
+        drafters["greedy"] = NoDrafter()
     arms: list[Arm] = [
-        LoopArm(name, _loop(target, drafter, GreedyRule(), stop, watch)) for name, drafter in drafters.items()
+        LoopArm(name, _loop(target, drafter, Greedy(), stop, watch)) for name, drafter in drafters.items()
     ]
     hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
     notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
@@ -199,9 +212,9 @@ def build_arms(settings: "TargetSettings", heads: str | None, names: Sequence[st
     return Bench(
         arms=[*arms, *hf_arms],
         stop=stop,
-        setup=Setup(target.name, dtype, str(target.device), settings.runner, torch.get_num_threads()),
+        setup=Setup(target.name, dtype, str(target.device), target.identity.runner, torch.get_num_threads()),
         vocab_size=target.real_vocab,
-        encode=lambda text: _prompt_ids(target.tokenizer, text),
+        encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
         plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
         logits_after=lambda ids: _logits_after(target, ids),
         clock=time.perf_counter if on_cpu else _device_clock(target.device),
@@ -214,7 +227,8 @@ def _loop(
 ) -> Callable[[list[int]], "Reply"]:
     """Our loop on one prompt, its parts timed when there is a watch."""
     from medusa_cli.bench.arms import Reply, Timed
-    from medusa_cli.decode.loop import Limits, collect
+    from medusa_cli.decode.loop import Parts, collect
+    from medusa_cli.decode.rows import Limits
 
     if watch is not None:
         drafter = Timed(drafter, {"start": "draft", "propose": "draft"}, watch)
@@ -224,8 +238,8 @@ def _loop(
     def run(ids: list[int]) -> Reply:
         if watch is not None:
             watch.reset()
-        limits = Limits(max_new_tokens=stop.budget(len(ids)))
-        wrote = collect(target, drafter, rule, [ids], limits)[0]
+        limits = Limits(stop.max_new_tokens, stop.stop_ids, stop.context_limit)
+        wrote = collect(Parts(target, drafter, rule), [ids], limits)[0]
         return Reply(
             wrote.token_ids,
             wrote.finish_reason,
@@ -270,22 +284,9 @@ def _neutralised(settings: Mapping[str, Any]) -> str:
     return f"the model's generation_config has {listed}; every arm runs without."
 
 
-def _prompt_ids(tokenizer: Any, text: str) -> list[int]:
-    """One user turn in the model's chat template; plain ids for a model without a template."""
-    if not getattr(tokenizer, "chat_template", None):
-        return list(tokenizer(text)["input_ids"])
-    turns = [{"role": "user", "content": text}]
-    rendered = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    # The template has written the special tokens already.
-    return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
-
-
 def _logits_after(target: Any, ids: list[int]) -> "Tensor":
     """The target's logits [V] after `ids`, by one plain forward."""
-    import torch
-
-    with torch.inference_mode():
-        return target.model(torch.tensor([ids], device=target.device), logits_to_keep=1).logits[0, -1]
+    return target.prefill([ids], target.new_cache(1, len(ids))).logits_BNV[0, 0]
 
 
 def _device_clock(device: Any) -> Callable[[], float]:
@@ -301,32 +302,10 @@ def _device_clock(device: Any) -> Callable[[], float]:
     return read
 
 
-def _show(report: dict[str, Any], as_json: bool, output_json: Path | None) -> None:
-    """The document, or the table and the verdict, on stdout."""
+def _show(report: dict[str, Any], console: Console) -> None:
+    """The table and the verdict on stdout."""
     from medusa_cli.bench.report import table
 
-    document = json.dumps(report, ensure_ascii=False, allow_nan=False)
-    if output_json:
-        output_json.write_text(document + "\n", encoding="utf-8")
-    if as_json:
-        print(document)
-    else:
-        _print_table(table(report))
-        print(report["verdict"])
-
-
-def _print_table(table: "Table") -> None:
-    """Columns as wide as their longest cell."""
-    lines = [list(table.headers), *map(list, table.rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(table.headers))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _progress(done: int, total: int) -> None:
-    """One line on stderr that rewrites itself."""
-    print(f"\rbench: {done} of {total} replies", end="\n" if done == total else "", file=sys.stderr, flush=True)
-
-
-def _no_progress(done: int, total: int) -> None:
-    """Say nothing."""
+    shown = table(report)
+    console.table(shown.headers, shown.rows)
+    console.out(report["verdict"])

@@ -22,21 +22,30 @@ DEFAULT_NEW_TOKENS = 256
 def command(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)] = None,
     prompt_file: Annotated[
-        Path | None, typer.Option("--prompt-file", metavar="FILE", help="Prompts from a .jsonl or .txt file, one by one.")
+        Path | None,
+        typer.Option("--prompt-file", metavar="FILE", help="Prompts from a .jsonl or .txt file, one by one."),
     ] = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template. [default: where the model has one]")
     ] = None,
-    system_prompt: Annotated[str | None, typer.Option("--system-prompt", metavar="TEXT", help="A system message.")] = None,
+    system_prompt: Annotated[
+        str | None, typer.Option("--system-prompt", metavar="TEXT", help="A system message.")
+    ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, metavar="N", help="Budget of new tokens.")
     ] = DEFAULT_NEW_TOKENS,
-    temperature: Annotated[float, typer.Option("--temperature", min=0.0, metavar="T", help="0 decodes greedily.")] = 0.0,
-    top_p: Annotated[float, typer.Option("--top-p", metavar="P", help="Sample from the best tokens of this mass.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, metavar="T", help="0 decodes greedily.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, typer.Option("--top-p", metavar="P", help="Sample from the best tokens of this mass.")
+    ] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", min=0, metavar="K", help="Sample from the K best; 0: all.")] = 0,
     acceptance: Annotated[
         Literal["greedy", "lossless"] | None,
-        typer.Option("--acceptance", help="Both are exact: the model's own text, or its own law. [default: by temperature]"),
+        typer.Option(
+            "--acceptance", help="Both are exact: the model's own text, or its own law. [default: by temperature]"
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be given again.")
@@ -174,9 +183,7 @@ def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Cons
     return answer
 
 
-def _write(
-    parts: "Parts", ids: list[int], limits: "Limits", wish: Wish, console: Console
-) -> "tuple[str, Generation]":
+def _write(parts: "Parts", ids: list[int], limits: "Limits", wish: Wish, console: Console) -> "tuple[str, Generation]":
     """The text, shown while it grows or at the end."""
     from medusa_cli.decode.loop import decode, generation_of
     from medusa_cli.decode.text import TextStream
@@ -212,7 +219,9 @@ def _summary(answer: Answer) -> str:
     made, per_step = answer.generation, _tokens_per_step(answer.generation)
     rate = len(made.token_ids) / answer.duration
     steps = f"{made.num_steps} steps, {per_step:.2f} tokens a step" if per_step else "no step"
-    return f"{len(made.token_ids)} tokens in {answer.duration:.1f} s ({rate:.1f} tokens/s), {steps}, {made.finish_reason}"
+    return (
+        f"{len(made.token_ids)} tokens in {answer.duration:.1f} s ({rate:.1f} tokens/s), {steps}, {made.finish_reason}"
+    )
 
 
 def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> dict[str, Any]:
@@ -254,7 +263,9 @@ def _gate(answers: Sequence[Answer]) -> None:
     for answer in answers:
         ours, plain = answer.generation.token_ids, answer.plain_ids
         if plain is not None and ours != plain:
-            index = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
+            index = next(
+                (i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain))
+            )
             raise GateFailed(
                 f"the text differs from plain decoding at token {index}",
                 "in bfloat16 a near tie can fall either way: --dtype float32 decides, medusa bench shows the margin",

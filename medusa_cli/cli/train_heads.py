@@ -1,14 +1,13 @@
 """`medusa train-heads`: from a model to a folder of heads, resumable at every stage."""
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, Progress
-from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, TreeSettings, load_recipe
+from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, load_recipe
 
 if TYPE_CHECKING:
     from medusa_cli.produce.heads import Hooks, Made
@@ -25,7 +24,8 @@ def command(
         Literal["medusa"] | None, typer.Option("--heads-type", help=_help("Kind of heads.", HeadsSettings, "type"))
     ] = None,
     num_heads: Annotated[
-        int | None, typer.Option("--num-heads", metavar="N", help=_help("Heads: guesses ahead.", HeadsSettings, "num_heads"))
+        int | None,
+        typer.Option("--num-heads", metavar="N", help=_help("Heads: guesses ahead.", HeadsSettings, "num_heads")),
     ] = None,
     num_layers: Annotated[
         int | None, typer.Option("--num-layers", metavar="N", help=_help("Blocks a head.", HeadsSettings, "num_layers"))
@@ -33,18 +33,24 @@ def command(
     draft_vocab: Annotated[
         int | None,
         typer.Option(
-            "--draft-vocab", metavar="N", help=_help("Tokens the heads can guess; 0: all.", HeadsSettings, "draft_vocab")
+            "--draft-vocab",
+            metavar="N",
+            help=_help("Tokens the heads can guess; 0: all.", HeadsSettings, "draft_vocab"),
         ),
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option("--dataset", metavar="self|FILE|HUB", help=_help("Training text.", DataSettings, "dataset"))
+        str | None,
+        typer.Option("--dataset", metavar="self|FILE|HUB", help=_help("Training text.", DataSettings, "dataset")),
     ] = None,
     dataset_split: Annotated[
         str | None,
-        typer.Option("--dataset-split", metavar="NAME", help=_help("Split of a hub data set.", DataSettings, "dataset_split")),
+        typer.Option(
+            "--dataset-split", metavar="NAME", help=_help("Split of a hub data set.", DataSettings, "dataset_split")
+        ),
     ] = None,
     num_samples: Annotated[
-        int | None, typer.Option("--num-samples", metavar="N", help=_help("Samples to use.", DataSettings, "num_samples"))
+        int | None,
+        typer.Option("--num-samples", metavar="N", help=_help("Samples to use.", DataSettings, "num_samples")),
     ] = None,
     max_seq_length: Annotated[
         int | None,
@@ -53,12 +59,17 @@ def command(
         ),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option("--epochs", metavar="N", help=_help("Passes over the data.", TrainSettings, "epochs"))
+        float | None,
+        typer.Option("--epochs", metavar="N", help=_help("Passes over the data.", TrainSettings, "epochs")),
     ] = None,
-    max_steps: Annotated[int | None, typer.Option("--max-steps", metavar="N", help="Stop after this many steps.")] = None,
+    max_steps: Annotated[
+        int | None, typer.Option("--max-steps", metavar="N", help="Stop after this many steps.")
+    ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option("--batch-size", metavar="N", help=_help("Places learnt from in a step.", TrainSettings, "batch_size")),
+        typer.Option(
+            "--batch-size", metavar="N", help=_help("Places learnt from in a step.", TrainSettings, "batch_size")
+        ),
     ] = None,
     learning_rate: Annotated[
         float | None,
@@ -66,13 +77,17 @@ def command(
     ] = None,
     warmup_ratio: Annotated[
         float | None,
-        typer.Option("--warmup-ratio", metavar="X", help=_help("Share of warm-up steps.", TrainSettings, "warmup_ratio")),
+        typer.Option(
+            "--warmup-ratio", metavar="X", help=_help("Share of warm-up steps.", TrainSettings, "warmup_ratio")
+        ),
     ] = None,
     eval_steps: Annotated[
-        int | None, typer.Option("--eval-steps", metavar="N", help=_help("Evaluate every N steps.", TrainSettings, "eval_steps"))
+        int | None,
+        typer.Option("--eval-steps", metavar="N", help=_help("Evaluate every N steps.", TrainSettings, "eval_steps")),
     ] = None,
     save_steps: Annotated[
-        int | None, typer.Option("--save-steps", metavar="N", help=_help("Save every N steps.", TrainSettings, "save_steps"))
+        int | None,
+        typer.Option("--save-steps", metavar="N", help=_help("Save every N steps.", TrainSettings, "save_steps")),
     ] = None,
     tree_size: Annotated[
         int | None, typer.Option("--tree-size", metavar="N", help="Nodes of the tree. [default: what pays most here]")
@@ -81,13 +96,15 @@ def command(
         bool, typer.Option("--resume-from-checkpoint", help="Go on with the run in the output folder.")
     ] = False,
     report_to: Annotated[
-        Literal["none", "wandb"] | None, typer.Option("--report-to", help=_help("Send curves.", TrainSettings, "report_to"))
+        Literal["none", "wandb"] | None,
+        typer.Option("--report-to", help=_help("Send curves.", TrainSettings, "report_to")),
     ] = None,
     preview_masks: Annotated[
         bool, typer.Option("--preview-masks", help="Show which tokens of one sample are learnt; train nothing.")
     ] = False,
     output_dir: Annotated[
-        str | None, typer.Option("--output-dir", "-o", metavar="DIR", help=_help("The run's folder.", Recipe, "output_dir"))
+        str | None,
+        typer.Option("--output-dir", "-o", metavar="DIR", help=_help("The run's folder.", Recipe, "output_dir")),
     ] = None,
     model: options.Model = None,
     revision: options.Revision = None,
@@ -151,7 +168,9 @@ def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
         with _Watch(console, _reporter(recipe)) as hooks:
             return make_heads(recipe, target, folder, hooks, command)
     except KeyboardInterrupt:
-        console.info(f"stopped; all that is finished is in {folder}: the same command with --resume-from-checkpoint goes on")
+        console.info(
+            f"stopped; all that is finished is in {folder}: the same command with --resume-from-checkpoint goes on"
+        )
         raise
 
 
@@ -185,7 +204,9 @@ class _Watch:
     def on_data(self, stage: str, done: int, total: int, tokens: int) -> None:
         """Samples of a data stage."""
         progress = self._open({"prompts": "prompts", "answers": "answers"}.get(stage, stage), total)
-        progress.advance(done - progress.done, f"{tokens:,} tokens written" if stage != "reading" else f"{tokens:,} tokens")
+        progress.advance(
+            done - progress.done, f"{tokens:,} tokens written" if stage != "reading" else f"{tokens:,} tokens"
+        )
 
     def on_event(self, event: "Event") -> None:
         """A step of the training."""
@@ -232,7 +253,9 @@ def _preview(recipe: Recipe, console: Console) -> None:
     tokenizer = load_target(recipe.target).tokenizer
     sample = next(iter(tokenize(tokenizer, rows, max_length=data.max_seq_length, counts=counts)))
     console.out(f"{sum(sample.supervised)} of {len(sample.ids)} tokens are learnt (between \u27e6 and \u27e7):")
-    console.out("".join(f"\u27e6{part.text}\u27e7" if part.supervised else part.text for part in segments(tokenizer, sample)))
+    console.out(
+        "".join(f"\u27e6{part.text}\u27e7" if part.supervised else part.text for part in segments(tokenizer, sample))
+    )
 
 
 def _show(made: "Made", console: Console) -> None:
@@ -251,7 +274,9 @@ def _show(made: "Made", console: Console) -> None:
             f"{made.predicted_speedup:.2f}x plain decoding predicted on this machine"
         )
     else:
-        console.out("tree: none pays on this machine; the heads are stored with the empty tree (--tree-size N for another)")
+        console.out(
+            "tree: none pays on this machine; the heads are stored with the empty tree (--tree-size N for another)"
+        )
     console.out(f"heads: {made.folder}")
 
 
@@ -262,7 +287,10 @@ def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:
         "model": recipe.target.model,
         "output_dir": str(made.folder),
         "num_heads": accuracy.num_heads,
-        "accuracy": {"plain": [row[:5] for row in accuracy.plain], "conditional": [row[:5] for row in accuracy.conditional]},
+        "accuracy": {
+            "plain": [row[:5] for row in accuracy.plain],
+            "conditional": [row[:5] for row in accuracy.conditional],
+        },
         "positions": accuracy.positions,
         "coverage": accuracy.coverage,
         "tree_size": made.tree.num_nodes - 1,

@@ -100,4 +100,3 @@ def _append(out: Any, row: dict[str, Any]) -> None:
     """One whole line, handed to the system at once."""
     out.write(json.dumps(row, ensure_ascii=False) + "\n")
     out.flush()
-

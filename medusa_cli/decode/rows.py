@@ -85,7 +85,8 @@ class Rows:
     @property
     def context(self) -> Context:
         """What a drafter may see."""
-        assert self.root_B is not None and self.hidden_BH is not None
+        assert self.root_B is not None
+        assert self.hidden_BH is not None
         return Context([row.tokens for row in self.active], self.root_B, self.hidden_BH, self.accepted_hidden_BDH)
 
     def admit(self, rows: Sequence[Row], seen: Seen, root_B: Tensor) -> None:
@@ -146,7 +147,8 @@ class Rows:
                 self.cache.drop(last)
                 order.pop()
                 self.active.pop()
-        assert self.root_B is not None and self.hidden_BH is not None
+        assert self.root_B is not None
+        assert self.hidden_BH is not None
         index_B = torch.tensor(order, dtype=torch.long, device=self.root_B.device)
         self.root_B, self.hidden_BH = self.root_B[index_B], self.hidden_BH[index_B]
         if self.accepted_hidden_BDH is not None:

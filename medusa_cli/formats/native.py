@@ -112,6 +112,8 @@ def _write(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None) -> None:
     }
     pending = folder / _PENDING
     save_file(tensors, pending, metadata={"format": FORMAT, "version": str(VERSION)})
+    # safetensors makes the file for its owner alone; heads are for whoever may read the folder.
+    pending.chmod(0o666 & ~_umask())
     sync(pending)
     description = {
         "format": FORMAT,
@@ -193,6 +195,13 @@ def _assemble(folder: Path, description: dict[str, Any], tensors: dict[str, Tens
     heads = heads.to(tensors["weight"].dtype)
     heads.load_state_dict({**tensors, "draft_ids": draft_ids_W})
     return heads
+
+
+def _umask() -> int:
+    """The process's file mode mask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _sha256(file: Path) -> str:

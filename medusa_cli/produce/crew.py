@@ -41,9 +41,7 @@ class Manner:
 
 def write_here(target: Target, prompts: Iterable[Sequence[int]], manner: Manner) -> Iterator[Written]:
     """A text for every prompt, in the order they finish, written in this process."""
-    rule: AcceptanceRule = (
-        Lossless(manner.temperature, manner.top_p, top_k=0) if manner.temperature > 0 else Greedy()
-    )
+    rule: AcceptanceRule = Lossless(manner.temperature, manner.top_p, top_k=0) if manner.temperature > 0 else Greedy()
     rng = torch.Generator(target.device).manual_seed(manner.seed)
     parts = Parts(target, NoDrafter(), rule, rng)
     limits = Limits(manner.max_new_tokens, target.stop_ids, target.context_limit)
@@ -55,9 +53,7 @@ def write_here(target: Target, prompts: Iterable[Sequence[int]], manner: Manner)
             yield _written(gain, seen.pop(gain.row.key, []))
 
 
-def write_beside(
-    recipe: Recipe, prompts: Sequence[Sequence[int]], manner: Manner, workers: int
-) -> Iterator[Written]:
+def write_beside(recipe: Recipe, prompts: Sequence[Sequence[int]], manner: Manner, workers: int) -> Iterator[Written]:
     """The same by `workers` processes that take prompts from one queue; each loads the recipe's target.
 
     Raises TrainingError when a process dies. Closing the iterator ends them.

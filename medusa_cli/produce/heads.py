@@ -65,7 +65,11 @@ def claim_folder(recipe: Recipe, fingerprint: str, *, resume: bool) -> Path:
     """The run folder, marked as this recipe's. Raises TrainingError when it is another run's, or needs `resume`."""
     folder = Path(recipe.output_dir)
     mark = folder / "run.json"
-    wanted = {"fingerprint": fingerprint, "seed": recipe.seed, "data": recipe.data.model_dump(mode="json", exclude=FREE_DATA)}
+    wanted = {
+        "fingerprint": fingerprint,
+        "seed": recipe.seed,
+        "data": recipe.data.model_dump(mode="json", exclude=FREE_DATA),
+    }
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if mark.is_file():

@@ -41,7 +41,9 @@ def answer(recipe: Recipe, target: Target, texts: dict[str, str], folder: Path, 
         missing = [(key, _ids(target.tokenizer, text, chat)) for key, text in texts.items() if key not in done]
         jobs = [(key, ids) for key, ids in missing if 0 < len(ids) <= longest]
         if not jobs and not done:
-            raise DataError(f"none of {len(texts)} prompts can be answered", "raise data.max_seq_length, or give more prompts")
+            raise DataError(
+                f"none of {len(texts)} prompts can be answered", "raise data.max_seq_length, or give more prompts"
+            )
         manner = _manner(recipe, recipe.data.max_answer_tokens, temperature=0.0, want_hidden=True)
         total, tokens = len(done) + len(jobs), 0
         on_progress("answers", len(done), total, 0)
@@ -91,4 +93,3 @@ def _sample(key: str, ids: Sequence[int], written: Written) -> Sample:
     """The last prompt token and the answer: the hidden state at place t decided the token at t + 1."""
     answer_ids = written.token_ids
     return Sample(key, [ids[-1], *answer_ids], written.hidden_TH, [False, *[True] * len(answer_ids)])
-

@@ -106,7 +106,9 @@ class TreeCache(Cache):
         lengths = self.lengths[rows]
         start = lengths[0] if len(set(lengths)) == 1 else None
         columns_BN = torch.tensor(lengths, device=device)[:, None] + torch.arange(num_nodes, device=device)
-        place = Place(slice(rows.start or 0, (rows.start or 0) + len(lengths)), columns_BN, start, max(lengths) + num_nodes)
+        place = Place(
+            slice(rows.start or 0, (rows.start or 0) + len(lengths)), columns_BN, start, max(lengths) + num_nodes
+        )
         for layer in self.layers:
             layer.place = place
         return place
@@ -118,7 +120,8 @@ class TreeCache(Cache):
 
     def keep(self, verdict: Verdict) -> None:
         """Move each row's surviving path behind its committed tokens and forget the other nodes."""
-        assert verdict.kept is not None and verdict.paths is not None, "rows.limit comes before keep"
+        assert verdict.kept is not None, "rows.limit comes before keep"
+        assert verdict.paths is not None
         moved = [
             any(node != place for place, node in enumerate(path[:kept]))
             for path, kept in zip(verdict.paths, verdict.kept, strict=True)

@@ -52,7 +52,9 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings) -> Target:
     runner = choose_runner(settings.runner, weight.device, weight.dtype)
     if runner == "packed":
         pack(model)
-    identity = Identity(settings.model, fingerprint, runner, model.config._attn_implementation, licence_of(settings.model))
+    identity = Identity(
+        settings.model, fingerprint, runner, model.config._attn_implementation, licence_of(settings.model)
+    )
     return Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
 
 
@@ -155,24 +157,37 @@ def _convert(source: Source, home: Path) -> None:
         partial.rename(home)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise TargetError(f"can't write the converted model to {home}: {error}", "free some disk, or set MEDUSA_HOME") from error
+        raise TargetError(
+            f"can't write the converted model to {home}: {error}", "free some disk, or set MEDUSA_HOME"
+        ) from error
 
 
 def _load_model(
-    source: Source, config: Any, settings: TargetSettings, dtype: torch.dtype, device: torch.device, names: dict[str, Any]
+    source: Source,
+    config: Any,
+    settings: TargetSettings,
+    dtype: torch.dtype,
+    device: torch.device,
+    names: dict[str, Any],
 ) -> Any:
     implementation = _attention_for(settings.attention, config)
     load = AutoModelForCausalLM.from_pretrained
     try:
-        model = _loading(source, lambda: load(source.location, dtype=dtype, attn_implementation=implementation, **names))
+        model = _loading(
+            source, lambda: load(source.location, dtype=dtype, attn_implementation=implementation, **names)
+        )
     except _NoSuchAttention as error:
         if settings.attention not in ("auto", "grouped"):
-            raise TargetError(f"{settings.model} has no {settings.attention} attention", "use --attention eager") from error
+            raise TargetError(
+                f"{settings.model} has no {settings.attention} attention", "use --attention eager"
+            ) from error
         model = _loading(source, lambda: load(source.location, dtype=dtype, attn_implementation="eager", **names))
     try:
         return model.to(device)
     except torch.OutOfMemoryError as error:
-        raise TargetError(f"{settings.model} does not fit on {device}", "use a smaller model, or --dtype bfloat16") from error
+        raise TargetError(
+            f"{settings.model} does not fit on {device}", "use a smaller model, or --dtype bfloat16"
+        ) from error
 
 
 def _attention_for(wanted: str, config: Any) -> str:

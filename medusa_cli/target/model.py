@@ -118,7 +118,7 @@ class Target:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], cache: TreeCache, first_row: int = 0) -> Seen:
-        """Read prompts into free rows, from `first_row` on, and commit them; shows each prompt's last position (N = 1)."""
+        """Read prompts into free rows, from `first_row` on, and commit them; shows each one's last position (N = 1)."""
         lengths = [len(prompt) for prompt in prompts]
         longest = max(lengths)
         tokens_BN = torch.zeros(len(prompts), longest, dtype=torch.long)
@@ -140,7 +140,9 @@ class Target:
         """Final normed hidden states [B, T, H] of right-padded rows; garbage past each row's length."""
         cache = self.new_cache(len(ids_BT), ids_BT.shape[1])
         last_B1 = torch.tensor(lengths, device=self.device)[:, None] - 1
-        self._forward(ids_BT.to(self.device), TokenTree.chain(ids_BT.shape[1] - 1), cache, slice(0, len(ids_BT)), last_B1)
+        self._forward(
+            ids_BT.to(self.device), TokenTree.chain(ids_BT.shape[1] - 1), cache, slice(0, len(ids_BT)), last_B1
+        )
         assert self._hidden is not None
         return self._hidden
 
@@ -151,13 +153,17 @@ class Target:
         tree = tree.to(self.device)
         place = cache.place(rows, tree.num_nodes, self.device)
         self._wanted_BN = wanted_BW
-        out = self.model(
-            input_ids=tokens_BN,
-            attention_mask=self._masks(tree, place),
-            position_ids=self._positions(tree, place),
-            use_cache=True,
-            **{self._cache_name: cache},
-        )
+        try:
+            out = self.model(
+                input_ids=tokens_BN,
+                attention_mask=self._masks(tree, place),
+                position_ids=self._positions(tree, place),
+                use_cache=True,
+                **{self._cache_name: cache},
+            )
+        finally:
+            # The model may be called by others (transformers' generate, in the bench): the hook is then inert.
+            self._wanted_BN = None
         assert self._hidden is not None
         hidden_BNH = self._hidden if wanted_BW is None else _take(self._hidden, wanted_BW)
         return Seen(hidden_BNH, out.logits)

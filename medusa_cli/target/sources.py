@@ -53,12 +53,16 @@ def find_source(name: str) -> Source:
     if name in names["hub"]:
         return Source(name, names["hub"][name])
     if name.endswith(".gguf") or name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise TargetError(f"no such model folder or file: {name}", "name an existing folder, a .gguf file, a hub id or an alias")
+        raise TargetError(
+            f"no such model folder or file: {name}", "name an existing folder, a .gguf file, a hub id or an alias"
+        )
     if "/" in name:
         return Source(name, name)
     aliases = sorted([*names["embedded"], *names["hub"]])
     near = difflib.get_close_matches(name, aliases, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"aliases: {', '.join(aliases)}; or owner/name on the hub, or a folder"
+    hint = (
+        f"did you mean {near[0]}?" if near else f"aliases: {', '.join(aliases)}; or owner/name on the hub, or a folder"
+    )
     raise TargetError(f"unknown model '{name}': no alias, no folder and no file of that name", hint)
 
 
@@ -92,7 +96,9 @@ def _embedded(name: str, entry: Mapping[str, str]) -> Source:
         raise TargetError(f"the package that carries {name} is not installed", entry["install"])
     home = cache_home() / "models" / f"{name}-{entry['sha256'][:12]}"
     if not (home / "config.json").is_file() and sha256_of(Path(folders[0]) / entry["file"]) != entry["sha256"]:
-        raise TargetError(f"{entry['file']} of {name} is not the file it should be (checksum differs)", entry["install"])
+        raise TargetError(
+            f"{entry['file']} of {name} is not the file it should be (checksum differs)", entry["install"]
+        )
     return Source(name, folders[0], entry["file"], home)
 
 
