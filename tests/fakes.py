@@ -77,6 +77,7 @@ ARCHITECTURES = {
         Architecture("olmo2", _GROUPED),
         Architecture("cohere", {**_GROUPED, "tie_word_embeddings": True}),
         Architecture("granite", {**_GROUPED, "logits_scaling": 4.0, "tie_word_embeddings": True}),
+        Architecture("granite_swa", {**_GROUPED, **_ALTERNATING, "sliding_window": WINDOW}, ("eager",)),
         Architecture("starcoder2", {**_GROUPED, "sliding_window": WINDOW}),
         Architecture("stablelm", {**_GROUPED, "partial_rotary_factor": 0.5}),
         Architecture("phi", {**_GROUPED, "partial_rotary_factor": 0.5}),

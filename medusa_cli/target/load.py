@@ -222,8 +222,15 @@ def _refuse_layers(config: Any, name: str) -> None:
 
 
 def _refuse_forward(model: Any, name: str) -> None:
-    """Refuse models that can't be told the position of a node."""
+    """Refuse models that look ahead, and models that can't be told the position of a node."""
     config = model.config.get_text_config()
+    # Some causal models carry the setting too, but only encoders' code can look both ways.
+    both_ways = "create_bidirectional_mask" in inspect.getsource(inspect.getmodule(type(model)) or type(model))
+    if both_ways and getattr(config, "is_decoder", None) is False:
+        raise TargetError(
+            f"{name} ({config.model_type}) is an encoder: it reads the tokens that are yet to be written",
+            "use a causal language model",
+        )
     if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
         raise TargetError(
             f"{name} ({config.model_type}) takes no position ids: two guesses for the same place can't share a forward",

@@ -81,6 +81,12 @@ class Target:
         return output.packed.to_dense()
 
     @cached_property
+    def output_bias(self) -> Tensor | None:
+        """The output's bias [V]; most models have none."""
+        bias = self.model.get_output_embeddings().bias
+        return None if bias is None else bias.detach()
+
+    @cached_property
     def hidden_size(self) -> int:
         """H, as the output matrix takes it: not always the config's hidden_size."""
         return self.model.get_output_embeddings().in_features
