@@ -26,6 +26,7 @@ class Identity:
     fingerprint: str
     runner: str
     attention: str
+    licence: str | None = None
 
 
 class Target:
@@ -82,7 +83,7 @@ class Target:
 
     @cached_property
     def output_bias(self) -> Tensor | None:
-        """The output's bias [V]; most models have none."""
+        """The output's bias [V], or None."""
         bias = self.model.get_output_embeddings().bias
         return None if bias is None else bias.detach()
 
