@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging as library_logging
 
 from medusa_cli.errors import TargetError
@@ -91,6 +91,19 @@ def choose_runner(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
     return wanted
 
 
+def choose_attention(wanted: str, config: Any) -> str:
+    """`auto` is grouped attention, where the library says that a model's attention is the plain one.
+
+    Capped logits and attention sinks have eager code only, and grouped attention would drop them without a word.
+    """
+    if wanted in ("eager", "sdpa"):
+        return wanted
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None or not kind._supports_sdpa:
+        return "eager"
+    return attention.register() if kind._supports_attention_backend else "sdpa"
+
+
 def stop_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
     """The union of what the generation config and the tokenizer call an end."""
     found: set[int] = set()
@@ -170,7 +183,7 @@ def _load_model(
     device: torch.device,
     names: dict[str, Any],
 ) -> Any:
-    implementation = _attention_for(settings.attention, config)
+    implementation = choose_attention(settings.attention, config)
     load = AutoModelForCausalLM.from_pretrained
     try:
         model = _loading(
@@ -188,15 +201,6 @@ def _load_model(
         raise TargetError(
             f"{settings.model} does not fit on {device}", "use a smaller model, or --dtype bfloat16"
         ) from error
-
-
-def _attention_for(wanted: str, config: Any) -> str:
-    """`auto` is grouped attention, except where a model's attention does more than softmax of scaled products."""
-    text = config.get_text_config()
-    special = getattr(text, "attn_logit_softcapping", None) or "sinks" in str(getattr(text, "model_type", ""))
-    if wanted in ("eager", "sdpa"):
-        return wanted
-    return "eager" if special or text.model_type in ("gemma2", "gpt_oss") else attention.register()
 
 
 class _NoSuchAttention(Exception):
@@ -235,8 +239,15 @@ def _refuse_layers(config: Any, name: str) -> None:
 
 
 def _refuse_forward(model: Any, name: str) -> None:
-    """Refuse models that can't be told the position of a node."""
+    """Refuse models that look ahead, and models that can't be told the position of a node."""
     config = model.config.get_text_config()
+    # Some causal models carry the setting too, but only encoders' code can look both ways.
+    both_ways = "create_bidirectional_mask" in inspect.getsource(inspect.getmodule(type(model)) or type(model))
+    if both_ways and getattr(config, "is_decoder", None) is False:
+        raise TargetError(
+            f"{name} ({config.model_type}) is an encoder: it reads the tokens that are yet to be written",
+            "use a causal language model",
+        )
     if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
         raise TargetError(
             f"{name} ({config.model_type}) takes no position ids: two guesses for the same place can't share a forward",
