@@ -13,7 +13,7 @@ from torch import Tensor
 from medusa_cli.acceptance.path import verdict_from
 from medusa_cli.contracts import Draft, Verdict
 
-NEAR = 512  # best tokens that hold the nucleus of nearly every distribution
+NEAR = 2048  # best tokens that hold the nucleus of nearly every distribution
 
 
 class Lossless:

@@ -24,7 +24,13 @@ from medusa_cli.cli.console import GateFailed, print_error
 from medusa_cli.errors import MedusaError
 
 # Modules with a function `command`, in the order of the help; medusa_cli.cli.train_heads is `medusa train-heads`.
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = (
+    "medusa_cli.cli.train_heads",
+    "medusa_cli.cli.generate",
+    "medusa_cli.cli.bench",
+    "medusa_cli.cli.inspect_tree",
+    "medusa_cli.cli.doctor",
+)
 
 EXIT_ERROR, EXIT_USAGE, EXIT_GATE, EXIT_BUG, EXIT_INTERRUPTED = 1, 2, 3, 70, 130
 

@@ -17,8 +17,8 @@ from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention
 from medusa_cli.target.masks import MaskKinds
 from medusa_cli.target.model import Identity, Target, takes_mapping
-from medusa_cli.target.runner import can_pack, pack
-from medusa_cli.target.sources import Source, find_source
+from medusa_cli.target.runner import can_pack, keep_freed_memory, pack
+from medusa_cli.target.sources import Source, find_source, licence_of
 
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 SAMPLED_TENSORS, SAMPLED_NUMBERS = 12, 512
@@ -30,6 +30,8 @@ def load_target(settings: TargetSettings) -> Target:
     library_logging.disable_progress_bar()
     source = converted(find_source(settings.model))
     device = choose_device(settings.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     dtype = choose_dtype(settings.dtype, device)
     names = {"revision": settings.revision} if settings.revision else {}
     if source.gguf_file:
@@ -50,7 +52,7 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings) -> Target:
     runner = choose_runner(settings.runner, weight.device, weight.dtype)
     if runner == "packed":
         pack(model)
-    identity = Identity(settings.model, fingerprint, runner, model.config._attn_implementation)
+    identity = Identity(settings.model, fingerprint, runner, model.config._attn_implementation, licence_of(settings.model))
     return Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
 
 

@@ -26,6 +26,7 @@ class Identity:
     fingerprint: str
     runner: str
     attention: str
+    licence: str | None = None
 
 
 class Target:
@@ -79,6 +80,12 @@ class Target:
         if isinstance(output, nn.Linear):
             return output.weight.detach()
         return output.packed.to_dense()
+
+    @cached_property
+    def output_bias(self) -> Tensor | None:
+        """The output's bias [V], or None."""
+        bias = self.model.get_output_embeddings().bias
+        return None if bias is None else bias.detach()
 
     @cached_property
     def hidden_size(self) -> int:

@@ -62,6 +62,11 @@ def find_source(name: str) -> Source:
     raise TargetError(f"unknown model '{name}': no alias, no folder and no file of that name", hint)
 
 
+def licence_of(name: str) -> str | None:
+    """The licence of an embedded model; None for others, whose cards say it."""
+    return known_names()["embedded"].get(name, {}).get("licence")
+
+
 def _folder(name: str, path: Path) -> Source:
     if not (path / "config.json").is_file():
         ggufs = sorted(path.glob("*.gguf"))

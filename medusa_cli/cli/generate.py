@@ -1,0 +1,261 @@
+"""`medusa generate`: stream the text of one prompt, or of every prompt in a file; a one-line summary on stderr."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from medusa_cli.cli import options
+from medusa_cli.cli.console import Console
+
+if TYPE_CHECKING:
+    from medusa_cli.data.conversations import Message
+    from medusa_cli.decode.loop import Generation, Parts
+    from medusa_cli.decode.rows import Limits
+
+DEFAULT_NEW_TOKENS = 256
+
+
+def command(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)] = None,
+    prompt_file: Annotated[
+        Path | None, typer.Option("--prompt-file", metavar="FILE", help="Prompts from a .jsonl or .txt file, one by one.")
+    ] = None,
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template. [default: where the model has one]")
+    ] = None,
+    system_prompt: Annotated[str | None, typer.Option("--system-prompt", metavar="TEXT", help="A system message.")] = None,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", "-n", min=1, metavar="N", help="Budget of new tokens.")
+    ] = DEFAULT_NEW_TOKENS,
+    temperature: Annotated[float, typer.Option("--temperature", min=0.0, metavar="T", help="0 decodes greedily.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", metavar="P", help="Sample from the best tokens of this mass.")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", min=0, metavar="K", help="Sample from the K best; 0: all.")] = 0,
+    acceptance: Annotated[
+        Literal["greedy", "lossless"] | None,
+        typer.Option("--acceptance", help="Both are exact: the model's own text, or its own law. [default: by temperature]"),
+    ] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be given again.")
+    ] = None,
+    tree: Annotated[
+        str | None, typer.Option("--tree", metavar="SPEC", help="A tree file, chain:4, 4x2x1, none, [[0],[0,0]].")
+    ] = None,
+    tree_size: Annotated[
+        int | None, typer.Option("--tree-size", min=0, metavar="N", help="The best tree of N nodes for these heads.")
+    ] = None,
+    drafter: Annotated[
+        Literal["medusa", "none"] | None,
+        typer.Option("--drafter", help="Who guesses. [default: medusa where heads are known, else none]"),
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the text while it is written.")] = True,
+    check: Annotated[bool, typer.Option("--check", help="Decode plainly as well; exit 3 if the texts differ.")] = False,
+    model: options.Model = None,
+    heads: options.Heads = None,
+    revision: options.Revision = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    runner: options.Runner = None,
+    attention: options.Attention = None,
+    seed: options.Seed = None,
+    config: options.Config = None,
+    json: options.Json = False,
+    output_json: options.OutputJson = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Write the text that follows a prompt, several tokens a forward, word for word what the model would say."""
+    from medusa_cli.recipe import load_recipe
+
+    if (prompt is None) == (prompt_file is None):
+        raise typer.BadParameter("give a prompt, or --prompt-file FILE")
+    if not 0 < top_p <= 1:
+        raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
+    if check and temperature > 0:
+        raise typer.BadParameter("--check compares greedy texts: samples differ from draw to draw")
+    values = options.target_values(
+        model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
+    )
+    recipe = load_recipe(config, (), values)
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    asked = _asked(prompt, prompt_file, system_prompt)
+    from medusa_cli.assemble import DrafterChoice, load_rule
+
+    rule = load_rule(acceptance, temperature, top_p, top_k)
+    choice = DrafterChoice(drafter, heads, tree, tree_size)
+    writer = _load(recipe, choice, rule, console)
+    answers = [
+        _answer(writer, one, Wish(max_new_tokens, chat, tuple(stop or ()), stream, check), console) for one in asked
+    ]
+    documents = [_document(writer, answer, heads, recipe.seed) for answer in answers]
+    console.print_json(documents[0] if prompt_file is None else documents, output_json)
+    if check:
+        _gate(answers)
+
+
+@dataclass(frozen=True)
+class Wish:
+    """How each text is wanted."""
+
+    max_new_tokens: int
+    chat: bool | None
+    stops: tuple[str, ...]
+    stream: bool
+    check: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One text and what it took; `plain_ids` when it was decoded plainly as well."""
+
+    prompt: str
+    prompt_tokens: int
+    text: str
+    generation: "Generation"
+    duration: float
+    plain_ids: list[int] | None
+
+
+def _asked(prompt: str | None, prompt_file: Path | None, system_prompt: str | None) -> "list[list[Message]]":
+    """The messages of every prompt."""
+    from medusa_cli.data.conversations import Message
+    from medusa_cli.data.prompts import read_prompts
+
+    system = [Message("system", system_prompt)] if system_prompt else []
+    if prompt_file is not None:
+        return [system + list(one.messages) for one in read_prompts(prompt_file)]
+    text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
+    return [[*system, Message("user", text or "")]]
+
+
+def _load(recipe: Any, choice: Any, rule: Any, console: Console) -> "Parts":
+    """The model, its heads and its rule; says what was chosen."""
+    import torch
+
+    from medusa_cli.assemble import load_drafter, load_target
+    from medusa_cli.decode.loop import Parts
+    from medusa_cli.drafters.none import NoDrafter
+
+    target = load_target(recipe.target)
+    drafter = load_drafter(choice, target)
+    console.debug(
+        f"{target.name}: {str(target.dtype).removeprefix('torch.')} on {target.device}, "
+        f"{target.identity.runner} runner, {target.identity.attention} attention"
+    )
+    if isinstance(drafter, NoDrafter) and choice.name is None and choice.tree is None:
+        console.info(f"no heads are known for {target.name}: decoding plainly (medusa train-heads makes some)")
+    return Parts(target, drafter, rule, torch.Generator(target.device).manual_seed(recipe.seed))
+
+
+def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Console) -> Answer:
+    """Decode one prompt, streaming it if wanted, and report the summary."""
+    from medusa_cli.data.tokens import prompt_ids
+    from medusa_cli.decode.rows import Limits
+    from medusa_cli.decode.text import StopStrings
+
+    target = parts.target
+    chat = bool(target.tokenizer.chat_template) if wish.chat is None else wish.chat
+    ids = prompt_ids(target.tokenizer, messages, chat=chat)
+    stops = StopStrings(wish.stops, target.tokenizer) if wish.stops else None
+
+    def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:
+        hit = stops.find(so_far, new) if stops else None
+        return hit.num_new if hit else None
+
+    limits = Limits(wish.max_new_tokens, target.stop_ids, target.context_limit, find_stop if stops else None)
+    begun = time.perf_counter()
+    text, generation = _write(parts, ids, limits, wish, console)
+    duration = time.perf_counter() - begun
+    answer = Answer(messages[-1].content, len(ids), text, generation, duration, _plainly(parts, ids, limits, wish))
+    console.info(_summary(answer))
+    return answer
+
+
+def _write(
+    parts: "Parts", ids: list[int], limits: "Limits", wish: Wish, console: Console
+) -> "tuple[str, Generation]":
+    """The text, shown while it grows or at the end."""
+    from medusa_cli.decode.loop import decode, generation_of
+    from medusa_cli.decode.text import TextStream
+
+    stream = TextStream(parts.target.tokenizer, wish.stops)
+    pieces = []
+    for gain in decode(parts, [ids], limits):
+        pieces.append(stream.feed(gain.tokens))
+        if wish.stream:
+            console.stream(pieces[-1])
+    pieces.append(stream.flush())
+    text = "".join(pieces)
+    console.stream(pieces[-1] + "\n" if wish.stream else text + "\n")
+    return text, generation_of(gain.row)
+
+
+def _plainly(parts: "Parts", ids: list[int], limits: "Limits", wish: Wish) -> list[int] | None:
+    """The ids of plain decoding, for --check."""
+    if not wish.check:
+        return None
+    from medusa_cli.decode.loop import Parts, collect
+    from medusa_cli.drafters.none import NoDrafter
+
+    return collect(Parts(parts.target, NoDrafter(), parts.rule), [ids], limits)[0].token_ids
+
+
+def _tokens_per_step(generation: "Generation") -> float | None:
+    """Tokens a step, the bonus token included; the prefill's token is no step's."""
+    return sum(generation.kept) / generation.num_steps if generation.num_steps else None
+
+
+def _summary(answer: Answer) -> str:
+    made, per_step = answer.generation, _tokens_per_step(answer.generation)
+    rate = len(made.token_ids) / answer.duration
+    steps = f"{made.num_steps} steps, {per_step:.2f} tokens a step" if per_step else "no step"
+    return f"{len(made.token_ids)} tokens in {answer.duration:.1f} s ({rate:.1f} tokens/s), {steps}, {made.finish_reason}"
+
+
+def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> dict[str, Any]:
+    """The JSON of one text, with the names of the contract."""
+    from medusa_cli.assemble import find_heads
+    from medusa_cli.drafters.medusa import MedusaDrafter
+
+    target, made = parts.target, answer.generation
+    speculates = isinstance(parts.drafter, MedusaDrafter)
+    folder = find_heads(heads, target.name) if speculates else None
+    return {
+        "prompt": answer.prompt,
+        "text": answer.text,
+        "token_ids": made.token_ids,
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": len(made.token_ids),
+        "finish_reason": made.finish_reason,
+        "num_steps": made.num_steps,
+        "tokens_per_step": _tokens_per_step(made),
+        "output_throughput": len(made.token_ids) / answer.duration,
+        "duration": answer.duration,
+        "acceptance": type(parts.rule).__name__.lower(),
+        "exact": parts.rule.exact,
+        "drafter": "medusa" if speculates else "none",
+        "tree_size": max(made.num_nodes, default=1) - 1,
+        "model": target.name,
+        "heads": str(folder) if folder else None,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "runner": target.identity.runner,
+        "seed": seed,
+    }
+
+
+def _gate(answers: Sequence[Answer]) -> None:
+    """GateFailed at the first text that differs from plain decoding."""
+    from medusa_cli.cli.console import GateFailed
+
+    for answer in answers:
+        ours, plain = answer.generation.token_ids, answer.plain_ids
+        if plain is not None and ours != plain:
+            index = next((i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain)))
+            raise GateFailed(
+                f"the text differs from plain decoding at token {index}",
+                "in bfloat16 a near tie can fall either way: --dtype float32 decides, medusa bench shows the margin",
+            )

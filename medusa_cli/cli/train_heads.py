@@ -1,0 +1,273 @@
+"""`medusa train-heads`: from a model to a folder of heads, resumable at every stage."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from medusa_cli.cli import options
+from medusa_cli.cli.console import Console, Progress
+from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, TreeSettings, load_recipe
+
+if TYPE_CHECKING:
+    from medusa_cli.produce.heads import Hooks, Made
+    from medusa_cli.train.loop import Event
+
+
+def _help(text: str, settings: Any, name: str) -> str:
+    return options.with_default(text, settings, name)
+
+
+def command(
+    overrides: options.Overrides = None,
+    heads_type: Annotated[
+        Literal["medusa"] | None, typer.Option("--heads-type", help=_help("Kind of heads.", HeadsSettings, "type"))
+    ] = None,
+    num_heads: Annotated[
+        int | None, typer.Option("--num-heads", metavar="N", help=_help("Heads: guesses ahead.", HeadsSettings, "num_heads"))
+    ] = None,
+    num_layers: Annotated[
+        int | None, typer.Option("--num-layers", metavar="N", help=_help("Blocks a head.", HeadsSettings, "num_layers"))
+    ] = None,
+    draft_vocab: Annotated[
+        int | None,
+        typer.Option(
+            "--draft-vocab", metavar="N", help=_help("Tokens the heads can guess; 0: all.", HeadsSettings, "draft_vocab")
+        ),
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", metavar="self|FILE|HUB", help=_help("Training text.", DataSettings, "dataset"))
+    ] = None,
+    dataset_split: Annotated[
+        str | None,
+        typer.Option("--dataset-split", metavar="NAME", help=_help("Split of a hub data set.", DataSettings, "dataset_split")),
+    ] = None,
+    num_samples: Annotated[
+        int | None, typer.Option("--num-samples", metavar="N", help=_help("Samples to use.", DataSettings, "num_samples"))
+    ] = None,
+    max_seq_length: Annotated[
+        int | None,
+        typer.Option(
+            "--max-seq-length", metavar="N", help=_help("Tokens of prompt and answer.", DataSettings, "max_seq_length")
+        ),
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option("--epochs", metavar="N", help=_help("Passes over the data.", TrainSettings, "epochs"))
+    ] = None,
+    max_steps: Annotated[int | None, typer.Option("--max-steps", metavar="N", help="Stop after this many steps.")] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option("--batch-size", metavar="N", help=_help("Places learnt from in a step.", TrainSettings, "batch_size")),
+    ] = None,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option("--learning-rate", metavar="X", help=_help("Peak learning rate.", TrainSettings, "learning_rate")),
+    ] = None,
+    warmup_ratio: Annotated[
+        float | None,
+        typer.Option("--warmup-ratio", metavar="X", help=_help("Share of warm-up steps.", TrainSettings, "warmup_ratio")),
+    ] = None,
+    eval_steps: Annotated[
+        int | None, typer.Option("--eval-steps", metavar="N", help=_help("Evaluate every N steps.", TrainSettings, "eval_steps"))
+    ] = None,
+    save_steps: Annotated[
+        int | None, typer.Option("--save-steps", metavar="N", help=_help("Save every N steps.", TrainSettings, "save_steps"))
+    ] = None,
+    tree_size: Annotated[
+        int | None, typer.Option("--tree-size", metavar="N", help="Nodes of the tree. [default: what pays most here]")
+    ] = None,
+    resume_from_checkpoint: Annotated[
+        bool, typer.Option("--resume-from-checkpoint", help="Go on with the run in the output folder.")
+    ] = False,
+    report_to: Annotated[
+        Literal["none", "wandb"] | None, typer.Option("--report-to", help=_help("Send curves.", TrainSettings, "report_to"))
+    ] = None,
+    preview_masks: Annotated[
+        bool, typer.Option("--preview-masks", help="Show which tokens of one sample are learnt; train nothing.")
+    ] = False,
+    output_dir: Annotated[
+        str | None, typer.Option("--output-dir", "-o", metavar="DIR", help=_help("The run's folder.", Recipe, "output_dir"))
+    ] = None,
+    model: options.Model = None,
+    revision: options.Revision = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    runner: options.Runner = None,
+    attention: options.Attention = None,
+    seed: options.Seed = None,
+    config: options.Config = None,
+    json: options.Json = False,
+    output_json: options.OutputJson = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Train heads for a model: prompts, answers, heads, accuracies and a tree fitted to this machine, in one folder."""
+    values = options.target_values(
+        model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
+    ) | {
+        "heads.type": heads_type,
+        "heads.num_heads": num_heads,
+        "heads.num_layers": num_layers,
+        "heads.draft_vocab": draft_vocab,
+        "data.dataset": dataset,
+        "data.dataset_split": dataset_split,
+        "data.num_samples": num_samples,
+        "data.max_seq_length": max_seq_length,
+        "train.epochs": epochs,
+        "train.max_steps": max_steps,
+        "train.batch_size": batch_size,
+        "train.learning_rate": learning_rate,
+        "train.warmup_ratio": warmup_ratio,
+        "train.eval_steps": eval_steps,
+        "train.save_steps": save_steps,
+        "train.report_to": report_to,
+        "tree.size": tree_size,
+        "output_dir": output_dir,
+    }
+    recipe = load_recipe(config, overrides or (), values)
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    if preview_masks:
+        _preview(recipe, console)
+        return
+    made = _run(recipe, console, resume_from_checkpoint)
+    document = _document(recipe, made)
+    _show(made, console)
+    console.print_json(document, output_json)
+
+
+def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
+    """Load the model, claim the folder and take the whole path; Ctrl-C says how to go on."""
+    from medusa_cli.assemble import load_target
+    from medusa_cli.produce.heads import claim_folder, make_heads
+
+    target = load_target(recipe.target)
+    console.info(
+        f"{target.name}: {str(target.dtype).removeprefix('torch.')} on {target.device}, {target.identity.runner} runner"
+    )
+    folder = claim_folder(recipe, target.fingerprint, resume=resume)
+    command = "medusa " + " ".join(sys.argv[1:])
+    try:
+        with _Watch(console, _reporter(recipe)) as hooks:
+            return make_heads(recipe, target, folder, hooks, command)
+    except KeyboardInterrupt:
+        console.info(f"stopped; all that is finished is in {folder}: the same command with --resume-from-checkpoint goes on")
+        raise
+
+
+def _reporter(recipe: Recipe) -> Any:
+    """Weights & Biases, if the recipe reports there."""
+    if recipe.train.report_to == "none":
+        return None
+    from medusa_cli.train.loop import WandbReporter
+
+    return WandbReporter("medusa", recipe.model_dump(mode="json"))
+
+
+class _Watch:
+    """Shows a run: one bar for each stage, opened when the stage begins."""
+
+    def __init__(self, console: Console, reporter: Any) -> None:
+        self._console = console
+        self._reporter = reporter
+        self._stage = ""
+        self._bar: Any = None
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> "Hooks":
+        from medusa_cli.produce.heads import Hooks
+
+        return Hooks(self.on_data, self.on_event, self.say, self._reporter)
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def on_data(self, stage: str, done: int, total: int, tokens: int) -> None:
+        """Samples of a data stage."""
+        progress = self._open({"prompts": "prompts", "answers": "answers"}.get(stage, stage), total)
+        progress.advance(done - progress.done, f"{tokens:,} tokens written" if stage != "reading" else f"{tokens:,} tokens")
+
+    def on_event(self, event: "Event") -> None:
+        """A step of the training."""
+        if event.kind == "save":
+            return
+        accuracy = " ".join(f"{right:.2f}" for right in event.top1_K or [])
+        if event.kind == "eval":
+            self.say(f"step {event.step}: held-out loss {event.loss:.3f}, right at first guess by head: {accuracy}")
+            return
+        progress = self._open("training", event.total_steps)
+        note = f"loss {event.loss:.3f}  heads {accuracy}  {event.examples_per_second:,.0f} tokens/s"
+        progress.advance(event.step - progress.done, note)
+
+    def say(self, text: str) -> None:
+        """A sentence."""
+        self._console.info(text)
+
+    def _open(self, stage: str, total: int) -> Progress:
+        if stage != self._stage or self._progress is None:
+            self._close()
+            self._stage, self._bar = stage, self._console.progress(stage, total)
+            self._progress = self._bar.__enter__()
+        return self._progress
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)
+            self._bar = self._progress = None
+            self._stage = ""
+
+
+def _preview(recipe: Recipe, console: Console) -> None:
+    """Print one sample of a data set with the learnt runs marked."""
+    from medusa_cli.assemble import load_target
+    from medusa_cli.data.conversations import Counts, read_conversations
+    from medusa_cli.data.preview import segments
+    from medusa_cli.data.tokens import tokenize
+    from medusa_cli.errors import RecipeError
+
+    data, counts = recipe.data, Counts()
+    if data.dataset == "self":
+        raise RecipeError("--preview-masks needs a data set", "name one: --dataset FILE")
+    rows = read_conversations(data.dataset, split=data.dataset_split, counts=counts)
+    tokenizer = load_target(recipe.target).tokenizer
+    sample = next(iter(tokenize(tokenizer, rows, max_length=data.max_seq_length, counts=counts)))
+    console.out(f"{sum(sample.supervised)} of {len(sample.ids)} tokens are learnt (between \u27e6 and \u27e7):")
+    console.out("".join(f"\u27e6{part.text}\u27e7" if part.supervised else part.text for part in segments(tokenizer, sample)))
+
+
+def _show(made: "Made", console: Console) -> None:
+    """The table of accuracies and one line on the tree."""
+    accuracy = made.measurement.accuracy
+    rows = [
+        (f"head {head + 1}", plain[0], sum(plain[:5]), given[0], sum(given[:5]))
+        for head, (plain, given) in enumerate(zip(accuracy.plain, accuracy.conditional, strict=True))
+    ]
+    columns = ("", "plain top-1", "plain top-5", "conditional top-1", "conditional top-5")
+    console.table(columns, rows, title=f"Accuracy on {accuracy.source} ({accuracy.positions:,} places)")
+    size = made.tree.num_nodes - 1
+    if size:
+        console.out(
+            f"tree: {size} nodes, {made.expected_tokens:.2f} tokens a step expected, "
+            f"{made.predicted_speedup:.2f}x plain decoding predicted on this machine"
+        )
+    else:
+        console.out("tree: none pays on this machine; the heads are stored with the empty tree (--tree-size N for another)")
+    console.out(f"heads: {made.folder}")
+
+
+def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:
+    """The run as one JSON document."""
+    accuracy = made.measurement.accuracy
+    return {
+        "model": recipe.target.model,
+        "output_dir": str(made.folder),
+        "num_heads": accuracy.num_heads,
+        "accuracy": {"plain": [row[:5] for row in accuracy.plain], "conditional": [row[:5] for row in accuracy.conditional]},
+        "positions": accuracy.positions,
+        "coverage": accuracy.coverage,
+        "tree_size": made.tree.num_nodes - 1,
+        "expected_tokens": made.expected_tokens,
+        "predicted_speedup": made.predicted_speedup,
+        "data": made.data,
+        "seed": recipe.seed,
+    }

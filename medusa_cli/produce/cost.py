@@ -1,0 +1,55 @@
+"""What a step costs on this machine, by the number of nodes it verifies.
+
+Shape letters: B rows, N nodes, H hidden.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+
+from medusa_cli.contracts import Context, Draft, Drafter
+from medusa_cli.target.model import Target
+from medusa_cli.trees.tree import TokenTree
+
+NODE_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+
+
+@torch.inference_mode()
+def measure_step_cost(
+    target: Target, drafter: Drafter, *, max_nodes: int, context: int, repeats: int
+) -> dict[int, float]:
+    """Median seconds of a step by nodes verified (root included), one row with `context` committed tokens.
+
+    Steps of all sizes are interleaved, so that a busy moment of the machine hits them alike. Every size but 1 also
+    pays for the drafter: that is what a plain step saves.
+    """
+    counts = [count for count in NODE_COUNTS if count <= max_nodes]
+    tokens = torch.randint(0, target.real_vocab, (1, max(context, counts[-1])), device=target.device)
+    cache = target.new_cache(1, context + counts[-1])
+    seen = target.prefill([tokens[0, :context].tolist()], cache)
+    around = Context([[]], tokens[:, 0], seen.hidden_BNH[:, 0])
+    drafts = {count: Draft(tokens[:, :count], TokenTree.chain(count - 1)) for count in counts}
+    seconds: dict[int, list[float]] = {count: [] for count in counts}
+    for _ in range(repeats + 1):
+        for count, draft in drafts.items():
+            begun = _now(target)
+            if count > 1:
+                drafter.propose(around)
+            target.verify(draft, cache)
+            seconds[count].append(_now(target) - begun)
+    # The first round warms up: allocations and kernels chosen once.
+    return {count: statistics.median(times[1:]) for count, times in seconds.items()}
+
+
+def smoothed(costs: dict[int, float]) -> Sequence[tuple[int, float]]:
+    """(nodes, cost relative to one node), for people."""
+    return [(count, seconds / costs[1]) for count, seconds in sorted(costs.items())]
+
+
+def _now(target: Target) -> float:
+    """A clock that waits for the device."""
+    if target.device.type != "cpu":
+        torch.accelerator.synchronize(target.device)
+    return time.perf_counter()
