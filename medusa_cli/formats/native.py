@@ -27,12 +27,12 @@ from torch import Tensor
 
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.atomic import sync, write_atomically
+from medusa_cli.formats.places import DESCRIPTION
 from medusa_cli.heads.medusa import HeadsTarget, MedusaConfig, MedusaHeads, check_belongs
 
 FORMAT = "medusa-heads"
 VERSION = 1
 WEIGHTS = "heads.safetensors"
-DESCRIPTION = "heads.json"
 _PENDING = "heads.safetensors.new"
 _COPY_AGAIN = "copy the folder again, or train the heads again"
 
