@@ -111,7 +111,8 @@ def _write(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None) -> None:
         for name, value in heads.state_dict().items()
     }
     pending = folder / _PENDING
-    save_file(tensors, pending, metadata={"format": FORMAT, "version": str(VERSION)})
+    # One entry only: their order in the file is random, and equal heads should make equal files.
+    save_file(tensors, pending, metadata={"format": f"{FORMAT} {VERSION}"})
     # safetensors makes the file for its owner alone; heads are for whoever may read the folder.
     pending.chmod(0o666 & ~_umask())
     sync(pending)
