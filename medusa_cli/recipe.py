@@ -107,6 +107,9 @@ class Recipe(Settings):
     output_dir: str = "runs/heads"
 
 
+SECTIONS = ("target", "heads", "data", "train", "tree")
+
+
 def load_recipe(file: Path | None, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe in `file`, with `MEDUSA_*` from the environment, `a.b=value` overrides and `values` on top.
 
@@ -142,18 +145,23 @@ def _split_override(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise RecipeError(f"override '{text}' is not of the form name=value", "for example train.epochs=3")
-    return name, yaml.safe_load(value) if value else None
+    return name, _yaml_value(value, f"override '{text}'") if value else None
+
+
+def _yaml_value(text: str, where: str) -> Any:
+    """One YAML value, or RecipeError."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{where}: the value is not YAML", "put quotes around text that looks like YAML") from error
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
     """MEDUSA_TRAIN_EPOCHS=3 sets train.epochs; the names are those of the recipe, and only those."""
-    for section, field in Recipe.model_fields.items():
-        inner = field.annotation
-        names = inner.model_fields if isinstance(inner, type) and issubclass(inner, Settings) else {}
-        for name in names:
-            key = f"MEDUSA_{section}_{name}".upper()
-            if key in environment:
-                yield f"{section}.{name}", yaml.safe_load(environment[key])
+    for name in _all_names():
+        key = f"MEDUSA_{name}".replace(".", "_").upper()
+        if key in environment and name not in SECTIONS:
+            yield name, _yaml_value(environment[key], f"{key} in the environment")
 
 
 def _put_all(tree: dict[str, Any], items: Iterable[tuple[str, Any]]) -> None:
@@ -164,9 +172,7 @@ def _put_all(tree: dict[str, Any], items: Iterable[tuple[str, Any]]) -> None:
         for section in sections:
             at = at.setdefault(section, {})
             if not isinstance(at, dict):
-                raise RecipeError(
-                    f"'{dotted}': '{section}' is no section", "sections are target, heads, data, train, tree"
-                )
+                raise RecipeError(f"'{dotted}': '{section}' is no section", f"sections are {', '.join(SECTIONS)}")
         at[last] = value
 
 

@@ -102,7 +102,9 @@ def _hire(recipe: Recipe, manner: Manner, workers: int) -> tuple[Connection, Any
     Each has a pipe of its own, whose far end is closed here: it reads as ended when the process is gone, even in the
     middle of a message. A queue shared by all would be left locked.
     """
-    context = multiprocessing.get_context("spawn")
+    # The server imports torch once, for every process of this crew and the next.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     link, far = context.Pipe()
     process = context.Process(target=_work, args=(recipe, manner, workers, far), daemon=True)
     process.start()
