@@ -17,7 +17,7 @@ LAYERS = (
     ("drafters", "acceptance", "formats", "data"),
     ("decode", "train"),
     ("assemble",),
-    ("bench", "serve"),
+    ("produce", "bench", "serve"),
     ("cli",),
 )
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 import typer
-from typer.testing import CliRunner
 
+import medusa_cli.assemble
+from medusa_cli.assemble import DrafterChoice
 from medusa_cli.bench.arms import Reply
 from medusa_cli.cli import bench
-from medusa_cli.errors import DataError, MedusaError
 from tests.bench.fakes_bench import RULE, SETUP, FakeArm, FakeClock, reply
-
-app = typer.Typer()
-app.command()(bench.command)
+from tests.cli.harness import Done, run_here
 
 
 class World:
@@ -29,8 +27,8 @@ class World:
         self.plain = [1, 2, 3]
         self.built: list[tuple[Any, ...]] = []
 
-    def build(self, settings: Any, heads: str | None, names: Sequence[str], max_new_tokens: int) -> bench.Bench:
-        self.built.append((settings, heads, list(names), max_new_tokens))
+    def build(self, settings: Any, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> bench.Bench:
+        self.built.append((settings, choice, list(names), max_new_tokens))
         arms = [
             FakeArm(name, self.clock, lambda _, name=name: self.replies.get(name, reply([1] * 6)),
                     self.seconds.get(name, 2.0))
@@ -46,6 +44,7 @@ class World:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
     monkeypatch.setattr(bench, "build_arms", made.build)
+    monkeypatch.setattr(medusa_cli.assemble, "check_choice", lambda choice, model: None)
     return made
 
 
@@ -57,31 +56,31 @@ def file(tmp_path: Path) -> Path:
     return made
 
 
-def _run(*arguments: object) -> Any:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+def _run(*arguments: object) -> Done:
+    return run_here("bench", *arguments)
 
 
 def test_json_prints_one_document_and_nothing_else_on_stdout(world: World, file: Path) -> None:
     done = _run("--prompts", file, "--json")
-    assert done.exit_code == 0, done.output
-    report = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
     assert report["speedup"]["greedy"] == pytest.approx(2.0)
     assert [row["id"] for row in report["arms"]["medusa"]["results"]] == ["q0", "q1", "q2", "q3"]
     assert set(report["arms"]["medusa"]["categories"]) == {"c0", "c1"}
-    assert "bench: " in done.stderr
+    assert done.err == "bench\n"
 
 
 def test_without_json_the_table_and_the_verdict_are_printed(world: World, file: Path) -> None:
     done = _run("--prompts", file, "--quiet")
-    assert done.stdout.splitlines()[0].startswith("arm ")
-    assert "faster: medusa runs at 2.00x the speed of greedy" in done.stdout
-    assert "note: fakes." in done.stdout
-    assert done.stderr == ""
+    assert done.out.split()[0] == "arm"
+    assert "faster: medusa runs at 2.00x the speed of greedy" in done.out
+    assert "note: fakes." in done.out
+    assert done.err == ""
 
 
 def test_three_arms_get_the_same_prompts_and_a_column_of_sameness(world: World, file: Path) -> None:
     done = _run("--compare", "greedy,hf-greedy,hf-prompt-lookup", "--prompts", file, "--json")
-    report = json.loads(done.stdout)
+    report = json.loads(done.out)
     asked = [[row["id"] for row in arm["results"]] for arm in report["arms"].values()]
     assert len(asked) == 4
     assert all(ids == asked[0] for ids in asked)
@@ -90,14 +89,15 @@ def test_three_arms_get_the_same_prompts_and_a_column_of_sameness(world: World, 
 
 def test_the_document_is_also_written_to_a_file(world: World, file: Path, tmp_path: Path) -> None:
     done = _run("--prompts", file, "--output-json", tmp_path / "report.json", "--json")
-    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(done.stdout)
+    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(done.out)
 
 
 def test_flags_reach_the_models(world: World, file: Path) -> None:
-    done = _run("--prompts", file, "-m", "tiny", "--heads", "h", "--dtype", "float32", "-n", 7, "--compare", "greedy")
-    assert done.exit_code == 0, done.output
-    settings, heads, names, max_new_tokens = world.built[0]
-    assert (settings.model, settings.dtype, heads, names, max_new_tokens) == ("tiny", "float32", "h", ["greedy"], 7)
+    done = _run("--prompts", file, "-m", "tiny", "--heads", "h", "--tree", "2x1", "--dtype", "float32", "-n", 7)
+    assert done.code == 0, done.err
+    settings, choice, names, max_new_tokens = world.built[0]
+    assert (settings.model, settings.dtype, names, max_new_tokens) == ("tiny", "float32", ["greedy"], 7)
+    assert choice == DrafterChoice("medusa", "h", "2x1", None)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_flags_reach_the_models(world: World, file: Path) -> None:
 def test_an_arm_that_does_not_exist_is_a_usage_error_before_any_model(world: World, name: str, said: str) -> None:
     with pytest.raises(typer.BadParameter, match=said.replace("?", r"\?")):
         bench.arm_names(name)
-    assert _run("--compare", name).exit_code == 2
+    assert _run("--compare", name).code == 2
     assert world.built == []
 
 
@@ -124,43 +124,50 @@ def test_arms_named_twice_run_once() -> None:
 
 
 def test_a_speed_up_below_the_gate_exits_3_after_the_report(world: World, file: Path) -> None:
-    assert _run("--prompts", file, "--min-speedup", 1.9, "--json").exit_code == 0
+    assert _run("--prompts", file, "--min-speedup", 1.9, "--json").code == 0
     done = _run("--prompts", file, "--min-speedup", 2.1, "--json")
-    assert done.exit_code == 3
-    assert json.loads(done.stdout)["speedup"]["greedy"] == pytest.approx(2.0)
-    assert "gate failed: speed-up of medusa over greedy is 2.000x" in done.stderr
+    assert done.code == 3
+    assert json.loads(done.out)["speedup"]["greedy"] == pytest.approx(2.0)
+    assert "error: speed-up of medusa over greedy is 2.000x" in done.err
 
 
 def test_a_mismatch_exits_3_only_when_identity_is_required(world: World, file: Path) -> None:
     world.replies["medusa"] = reply([3, 3], 8, first=11)
-    assert _run("--prompts", file).exit_code == 0
+    assert _run("--prompts", file).code == 0
     done = _run("--prompts", file, "--require-identical")
-    assert done.exit_code == 3
-    assert "prompt q0: medusa and greedy part at token 0" in done.stderr
+    assert done.code == 3
+    assert "prompt q0: medusa and greedy part at token 0" in done.err
 
 
 def test_random_looking_prompts_need_a_flag_and_leave_a_warning(world: World, file: Path) -> None:
     world.plain = list(range(0, 30_000, 97))
     refused = _run("--prompts", file)
-    assert isinstance(refused.exception, DataError)
-    assert "--allow-random-prompts" in refused.exception.hint
+    assert refused.code == 1
+    assert "--allow-random-prompts" in refused.err.partition(" hint: ")[2]
     allowed = _run("--prompts", file, "--allow-random-prompts", "--json")
-    assert "look like random tokens" in json.loads(allowed.stdout)["verdict"]
+    assert "look like random tokens" in allowed.document["verdict"]
 
 
 def test_a_prompt_repeated_is_noted_in_the_verdict(world: World, tmp_path: Path) -> None:
     file = tmp_path / "same.jsonl"
     file.write_text('{"id": "a", "prompt": "Why?"}\n{"id": "b", "prompt": "Why?"}\n')
-    assert "the same prompt is there 2 times (a, b)" in json.loads(_run("--prompts", file, "--json").stdout)["verdict"]
+    assert "the same prompt is there 2 times (a, b)" in _run("--prompts", file, "--json").document["verdict"]
 
 
-@pytest.mark.parametrize("flags", [("--plot", "picture.txt"), ("--plot", "/no/such/folder/a.png"),
-                                   ("--output-json", "/no/such/folder/a.json")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "flags"),
+    [
+        (1, ("--plot", "picture.txt")),
+        (1, ("--plot", "/no/such/folder/a.png")),
+        (2, ("--output-json", "/no/such/folder/a.json")),
+    ],
+)
 def test_a_place_that_can_not_be_written_is_said_before_the_run(
-    world: World, file: Path, flags: tuple[str, str]
+    world: World, file: Path, code: int, flags: tuple[str, str]
 ) -> None:
     done = _run("--prompts", file, *flags)
-    assert isinstance(done.exception, MedusaError)
+    assert done.code == code
+    assert done.err.count("\n hint: ") == 1
     assert world.built == []
 
 
@@ -168,7 +175,7 @@ def test_a_place_that_can_not_be_written_is_said_before_the_run(
 def test_a_picture_is_drawn(world: World, file: Path, tmp_path: Path, ending: str) -> None:
     picture = tmp_path / f"bench.{ending}"
     done = _run("--compare", "greedy,hf-greedy@bfloat16", "--prompts", file, "--plot", picture)
-    assert done.exit_code == 0, done.output
+    assert done.code == 0, done.err
     assert picture.stat().st_size > 10_000
 
 
@@ -176,5 +183,5 @@ def test_a_bench_of_replies_without_steps_still_draws(world: World, file: Path, 
     nothing = Reply([], "length", 0, [], [])
     world.replies = {"medusa": nothing, "greedy": nothing}
     done = _run("--prompts", file, "--plot", tmp_path / "bench.svg")
-    assert done.exit_code == 0, done.output
-    assert "no verdict" in done.stdout
+    assert done.code == 0, done.err
+    assert "no verdict" in done.out

@@ -1,6 +1,7 @@
 """`medusa inspect-tree` as a user meets it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from medusa_cli.cli import inspect_tree
 from medusa_cli.errors import FormatError, MedusaError, TreeError
+from medusa_cli.formats import places
 from medusa_cli.trees.build import best_tree, expected_tokens
 from medusa_cli.trees.files import read_tree, write_tree
 
@@ -99,8 +101,8 @@ def test_a_tree_deeper_than_the_heads_is_refused(heads: Path) -> None:
         _run("--heads", heads, "--tree", "chain:5")
 
 
-def test_a_tree_without_heads_is_drawn_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_tree, "shipped_heads", lambda: None)
+def test_a_tree_without_heads_is_drawn_without_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "SHIPPED", tmp_path)
     out = _out("--tree", "2x2")
     assert "6 nodes, 7 with the root; depth 2 (2 + 4 nodes by depth)" in out
     assert "No accuracies were measured" in out
@@ -110,13 +112,19 @@ def test_a_tree_without_heads_is_drawn_without_numbers(monkeypatch: pytest.Monke
         _run("--tree-size", 4)
 
 
-def test_without_heads_named_the_shipped_ones_are_shown(heads: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspect_tree, "shipped_heads", lambda: heads)
-    assert "8 nodes, 9 with the root" in _out()
+def test_without_heads_named_the_shipped_ones_are_shown(
+    heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(heads, tmp_path / "shipped" / "some-model" / "medusa")
+    (tmp_path / "shipped" / "some-model" / "medusa" / "heads.json").write_text("{}")
+    monkeypatch.setattr(places, "SHIPPED", tmp_path / "shipped")
+    assert "8 nodes, 9 with the root" in _out("--model", "some-model")
+    with pytest.raises(TreeError, match="no tree is named and no heads"):
+        _out("--model", "other-model")
 
 
 def test_heads_that_are_not_there_are_named(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match="there is no folder of heads at"):
+    with pytest.raises(FormatError, match="no heads at .*: no such folder"):
         _run("--heads", tmp_path / "nothing")
     with pytest.raises(FormatError, match=r"accuracy\.json is missing"):
         _run("--heads", tmp_path)
