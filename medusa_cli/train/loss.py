@@ -5,7 +5,8 @@ piece's gradient is taken before the next is projected: the largest tensor is [c
 and places. The gradient is written out by hand, softmax minus one-hot, so that a shared output matrix, which is not
 trained, costs no gradient.
 
-Shape letters: B places, K heads, H hidden, I inputs of the heads, W draft vocabulary, C pairs projected at once, P all pairs asked.
+Shape letters: B places, K heads, H hidden, I inputs of the heads, W draft vocabulary, C pairs projected at once, P all
+pairs asked.
 """
 
 from collections.abc import Iterator, Sequence
