@@ -23,6 +23,9 @@ class FakeHeads:
         self.config = SimpleNamespace(num_heads=HEADS, draft_vocab=DRAFT_VOCAB)
         self.weight_KWH = torch.randn(HEADS, DRAFT_VOCAB, HIDDEN)
 
+    def inputs(self, hidden: Tensor, roots: Tensor) -> Tensor:
+        return hidden
+
     def __call__(self, hidden: Tensor) -> Tensor:
         return torch.einsum("...h,kwh->...kw", hidden, self.weight_KWH)
 
