@@ -129,6 +129,7 @@ def _prepare(recipe: Recipe, target: Target, corpus: Corpus, hooks: Hooks) -> tu
         draft_vocab=len(draft_ids),
         own_output=recipe.heads.own_output,
         output_bias=target.output_bias is not None,
+        sees_root=recipe.heads.sees_root,
         target_name=target.name,
         target_fingerprint=target.fingerprint,
     )

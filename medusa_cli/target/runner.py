@@ -22,6 +22,7 @@ class PackedLinear(nn.Module):
         self.out_features, self.in_features = weight_OI.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().contiguous(), PACKED_FOR)
         self.bias = None if bias_O is None else bias_O.detach()
+        self.tied_to: Tensor | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
@@ -47,8 +48,11 @@ def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
 
 def pack(model: nn.Module) -> nn.Module:
     """Replace the model's linear layers by packed ones, in place; embeddings keep their own weight."""
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+                packed = PackedLinear(child.weight, child.bias)
+                packed.tied_to = child.weight if child.weight in embeddings else None
+                setattr(parent, name, packed)
     return model
