@@ -1,0 +1,212 @@
+"""The self-check: a forward over a tree must score each path as the library scores that path alone.
+
+The yardstick is the stock forward of the same model object on plain ids: the library's own mask, its own positions,
+no cache. Whatever our masks, positions or cache get wrong for an architecture shows as a difference.
+Shape letters: B rows, N tree nodes, V vocabulary, L tokens of the longest path under one prompt.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from torch import Tensor
+
+import medusa_cli
+from medusa_cli.contracts import Draft
+from medusa_cli.errors import TargetError
+from medusa_cli.target.model import Target
+from medusa_cli.target.sources import cache_home
+from medusa_cli.trees.tree import TokenTree
+
+# Siblings stand beside each other, so that a node that sees a sibling, or counts columns as positions, is found out.
+PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0))
+SHORT, LONG = 24, 600  # tokens of the longest prompt: without a window, and at most with one
+PAST = 8  # tokens by which the prompt goes past the window
+RAGGED = 5  # the second row is shorter by this, so that rows of different lengths share a forward
+
+BOUNDS = {torch.float32: 2e-4, torch.float16: 5e-2, torch.bfloat16: 0.4}
+"""The largest difference that rounding explains, in units of the spread of a node's logits.
+
+SmolLM2-135M on random text, the worst case: 6e-6, 0.015 and 0.18; positions off by one cost it 0.7 and more.
+"""
+TEXTS = 3  # what a wrong mask costs, it costs on every text; rounding that tips an expert or two does not
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What the self-check found.
+
+    max_difference  of the worst node: the difference to the stock logits (root mean square over the vocabulary)
+                    divided by the spread (standard deviation) of the stock logits; nan when either is not finite
+    bound           the largest difference that rounding explains in this dtype
+    ok              max_difference is a number and within the bound
+    num_tokens      tokens of the longest path that was compared
+    past_window     the longest path reached past the sliding window, or there is none
+    """
+
+    max_difference: float
+    bound: float
+    ok: bool
+    num_tokens: int
+    past_window: bool
+
+
+def checked(target: Target) -> CheckResult:
+    """The self-check, run once for these weights, versions and settings and remembered on disk when it passes.
+
+    Raises TargetError, naming the model and the difference, when it fails.
+    """
+    identity = _identity(target)
+    file = cache_home() / "checks" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
+    result = _remembered(file)
+    if result is None:
+        result = self_check(target)
+        require(target, result)
+        _remember(file, identity, result)
+    return result
+
+
+def require(target: Target, result: CheckResult) -> None:
+    """Raise TargetError when the self-check failed."""
+    if result.ok:
+        return
+    dtype = str(target.dtype).removeprefix("torch.")
+    if not math.isfinite(result.max_difference):
+        raise TargetError(
+            f"{target.name} can't be used: its logits are not finite in {dtype}",
+            "try --dtype float32; if that is no help, the weights are damaged: copy or download them again",
+        )
+    raise TargetError(
+        f"{target.name} ({target.config.model_type}) can't verify a tree: its logits over a tree differ from its own "
+        f"by {result.max_difference:.2g} of their spread, and rounding in {dtype} explains {result.bound:g}",
+        "try --dtype float32, or --attention eager --runner eager; else this architecture is not supported",
+    )
+
+
+def self_check(target: Target) -> CheckResult:
+    """Score a small tree of random tokens under two prompts with one forward, and each of its paths by itself.
+
+    Raises TargetError when the model can't run one of the two at all.
+    """
+    tree = TokenTree.from_paths(PATHS)
+    length, window = _prompt_length(target, tree), _window(target)
+    bound = BOUNDS.get(target.dtype, BOUNDS[torch.float32])
+    smallest = math.inf
+    for seed in range(TEXTS):
+        difference = _largest_difference(target, tree, length, seed)
+        if not math.isfinite(difference):
+            smallest = math.nan
+            break
+        smallest = min(smallest, difference)
+        if smallest <= bound:
+            break
+    return CheckResult(smallest, bound, smallest <= bound, length + tree.max_depth + 1, length > window)
+
+
+def _largest_difference(target: Target, tree: TokenTree, length: int, seed: int) -> float:
+    """The worst node's difference on one random text; nan when anything is not finite."""
+    rng = torch.Generator().manual_seed(seed)
+    prompts = [_random_ids(target, rng, count) for count in (length, max(1, length - RAGGED))]
+    nodes = [_random_ids(target, rng, tree.num_nodes) for _ in prompts]
+    try:
+        return _compare(target, tree, prompts, nodes)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
+        text = " ".join(str(error).split())[:200] or type(error).__name__
+        raise TargetError(
+            f"{target.name} ({target.config.model_type}) can't verify a tree: its forward fails with {text}",
+            "try --attention eager --runner eager; if that is no help, this architecture is not supported",
+        ) from error
+
+
+@torch.inference_mode()
+def _compare(target: Target, tree: TokenTree, prompts: list[list[int]], nodes: list[list[int]]) -> float:
+    """Both ways to score every path under every prompt, and the largest difference between them."""
+    cache = target.new_cache(len(prompts), max(map(len, prompts)) + tree.num_nodes)
+    first_B1V = target.prefill(prompts, cache).logits_BNV
+    logits_BNV = target.verify(Draft(torch.tensor(nodes, device=target.device), tree), cache).logits_BNV
+    differences = []
+    for row, prompt in enumerate(prompts):
+        for path in _whole_paths(tree):
+            stock_LV = _stock(target, prompt + [nodes[row][node] for node in path], 1 + len(path))
+            differences.append(_difference(torch.cat([first_B1V[row], logits_BNV[row, path]]), stock_LV))
+    return float(torch.stack(differences).max())  # max carries nan on
+
+
+def _prompt_length(target: Target, tree: TokenTree) -> int:
+    """Long enough to leave the sliding window behind, short enough for the model's context and for a minute."""
+    length = min(max(SHORT, _window(target) + PAST), LONG)
+    return length if target.context_limit is None else max(1, min(length, target.context_limit - tree.max_depth - 1))
+
+
+def _window(target: Target) -> int:
+    """The sliding window in tokens, 0 without one."""
+    return max((window or 0 for window in target.kinds.values()), default=0)
+
+
+def _random_ids(target: Target, rng: torch.Generator, count: int) -> list[int]:
+    return torch.randint(target.real_vocab, (count,), generator=rng).tolist()
+
+
+def _whole_paths(tree: TokenTree) -> Iterator[list[int]]:
+    """For each leaf its nodes from the root down."""
+    ancestors_NN = tree.ancestors_XNN[0]
+    for leaf in (ancestors_NN.sum(0) == 1).nonzero().flatten().tolist():
+        yield ancestors_NN[leaf].nonzero().flatten().tolist()
+
+
+def _stock(target: Target, ids: list[int], wanted: int) -> Tensor:
+    """The logits [wanted, V] of the last tokens as the library computes them: nothing of ours but the weights."""
+    ids_1L = torch.tensor([ids], device=target.device)
+    # a few positions only: a vocabulary of 262144 times 600 tokens is half a gigabyte
+    return target.model(input_ids=ids_1L, use_cache=False, logits_to_keep=wanted).logits[0, -wanted:]
+
+
+def _difference(found_LV: Tensor, stock_LV: Tensor) -> Tensor:
+    """The worst position's difference in units of the spread of its stock logits."""
+    found_LV, stock_LV = found_LV.float(), stock_LV.float()
+    difference_L = (found_LV - stock_LV).square().mean(-1).sqrt() / stock_LV.std(-1).clamp(min=1e-9)
+    return difference_L.max()
+
+
+def _identity(target: Target) -> str:
+    """All that the outcome depends on, as JSON."""
+    return json.dumps(
+        {
+            "fingerprint": target.fingerprint,
+            "config": target.config.to_json_string(),
+            "attention": target.identity.attention,
+            "runner": target.identity.runner,
+            "dtype": str(target.dtype),
+            "device": target.device.type,
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+            "medusa": medusa_cli.__version__,
+        }
+    )
+
+
+def _remembered(file: Path) -> CheckResult | None:
+    """The result in `file`; None when there is none that can be read."""
+    try:
+        return CheckResult(**json.loads(file.read_text(encoding="utf-8"))["result"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _remember(file: Path, identity: str, result: CheckResult) -> None:
+    """Write the result for the next load. Where nothing can be written, the next load checks again."""
+    partial = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps({"of": json.loads(identity), "result": asdict(result)}), encoding="utf-8")
+        os.replace(partial, file)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink()

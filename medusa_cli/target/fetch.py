@@ -1,0 +1,164 @@
+"""The library's loaders, with whatever they raise turned into one TargetError that names the model and the fault."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from huggingface_hub import errors as hub
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from medusa_cli.errors import TargetError
+from medusa_cli.target.sources import Source
+
+Loaded = TypeVar("Loaded")
+
+_CHECK_FOLDER = "is the folder complete, and does this version of transformers know the architecture?"
+_COPY_AGAIN = "copy or download the whole model again"
+_COPY_FILE = "is the .gguf file complete? copy or download it again"
+_COPY_TOKENIZER = "a tokenizer.json and a tokenizer_config.json belong to the model: copy them into its folder"
+
+
+class NoSuchAttention(Exception):
+    """The architecture does not support the attention implementation asked for."""
+
+
+def fetch_config(source: Source, revision: str | None) -> Any:
+    """The model's config."""
+    return _loading(source, "the config", _CHECK_FOLDER, lambda: AutoConfig.from_pretrained(**_where(source, revision)))
+
+
+def fetch_tokenizer(source: Source, revision: str | None) -> Any:
+    """The model's tokenizer."""
+    return _loading(
+        source, "the tokenizer", _COPY_TOKENIZER, lambda: AutoTokenizer.from_pretrained(**_where(source, revision))
+    )
+
+
+def fetch_model(source: Source, revision: str | None, dtype: torch.dtype, attention: str) -> Any:
+    """The causal language model, every weight of it from the files.
+
+    Raises NoSuchAttention, and TargetError when weights are missing or of other shapes: the library would make up
+    random ones.
+    """
+
+    def load() -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            **_where(source, revision),
+            dtype=dtype,
+            attn_implementation=attention,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+
+    try:
+        model, found = _loading(source, "the weights", _COPY_AGAIN, load)
+    except TargetError as error:
+        if _is_about_attention(error.__cause__, attention):
+            raise NoSuchAttention from error
+        raise
+    _refuse_gaps(source, found)
+    return model
+
+
+def _where(source: Source, revision: str | None) -> dict[str, Any]:
+    """What every loader is told. Code that comes with a model is never run, and never asked about."""
+    names: dict[str, Any] = {"pretrained_model_name_or_path": source.location, "trust_remote_code": False}
+    if revision:
+        names["revision"] = revision
+    if source.gguf_file:
+        names["gguf_file"] = source.gguf_file
+    return names
+
+
+def _refuse_gaps(source: Source, found: dict[str, Any]) -> None:
+    """Refuse weights the files don't hold."""
+    missing = sorted(found["missing_keys"])
+    if missing:
+        others = sorted(found["unexpected_keys"])
+        instead = f"; {others[0]} is there and belongs nowhere" if others else ""
+        raise TargetError(
+            f"{source.name} lacks {len(missing)} of its weights: {_listed(missing)}{instead}",
+            f"{_COPY_AGAIN}; config.json must be the one of these weights",
+        )
+    if found["mismatched_keys"]:
+        name, stored, wanted = min(found["mismatched_keys"])
+        raise TargetError(
+            f"{source.name}: {name} has shape {list(stored)}, and config.json wants {list(wanted)}",
+            f"{_COPY_AGAIN}; config.json must be the one of these weights",
+        )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:2]) + (", …" if len(names) > 2 else "")
+
+
+def _is_about_attention(error: BaseException | None, attention: str) -> bool:
+    """Architectures that look their attention up in a table of their own fail with its name."""
+    text = str(error)
+    unknown = isinstance(error, KeyError) and error.args == (attention,)
+    return unknown or "attn_implementation" in text or "does not support an attention" in text
+
+
+def _loading(source: Source, what: str, hint: str, load: Callable[[], Loaded]) -> Loaded:
+    """Run one of the library's loaders."""
+    try:
+        return load()
+    # tokenizers raises bare Exceptions, safetensors and huggingface_hub direct children of it
+    except Exception as error:
+        text = " ".join(str(error).split())
+        told = _from_hub(source, error) or _in_words(source, text)
+        if told is None:
+            hint = _COPY_FILE if source.gguf_file else hint
+            told = TargetError(f"can't load {what} of {source.name}: {text[:200] or type(error).__name__}", hint)
+        raise told from error
+
+
+def _from_hub(source: Source, error: BaseException) -> TargetError | None:
+    """What went wrong on the way to the hub, if that is it."""
+    if Path(source.location).exists():
+        return None
+    name = source.location if source.location == source.name else f"{source.name} ({source.location})"
+    causes = tuple(type(cause) for cause in _causes(error))
+
+    def caused_by(kind: type[Exception]) -> bool:
+        return any(issubclass(cause, kind) for cause in causes)
+
+    if caused_by(hub.GatedRepoError):
+        hint = f"accept its terms at huggingface.co/{source.location}, then log in with: hf auth login"
+        return TargetError(f"{name} is gated: its owner decides who may load it", hint)
+    if caused_by(hub.RevisionNotFoundError):
+        return TargetError(f"{name} has no such revision on the hub", "name a branch, tag or commit with --revision")
+    if caused_by(hub.HFValidationError) or caused_by(hub.RepositoryNotFoundError):
+        hint = "check the name; for a private model log in with: hf auth login"
+        return TargetError(f"there is no folder {name}, and no such model on the hub", hint)
+    if caused_by(hub.LocalEntryNotFoundError) or caused_by(hub.OfflineModeIsEnabled) or caused_by(ConnectionError):
+        hint = "connect and try again (unset HF_HUB_OFFLINE if it is set), or name a folder"
+        return TargetError(f"{name} was never downloaded to this machine, and the hub can't be reached", hint)
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what led to it, newest first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _in_words(source: Source, text: str) -> TargetError | None:
+    """The library's longer speeches, said shortly."""
+    if "does not recognize this architecture" in text:
+        kind = re.search(r"model type `([^`]*)`", text)
+        return TargetError(
+            f"{source.name} is of an architecture transformers {transformers.__version__} does not know"
+            + (f": {kind[1]}" if kind else ""),
+            "if the architecture is new: pip install --upgrade transformers",
+        )
+    if "trust_remote_code" in text:
+        return TargetError(
+            f"{source.name} needs program code of its own, which this program does not run",
+            "use a model of an architecture that transformers itself holds",
+        )
+    return None

@@ -1,0 +1,64 @@
+"""What a tree can't verify, refused by name and with the reason: before the weights are read where the config tells."""
+
+import inspect
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
+
+from medusa_cli.errors import TargetError
+
+ATTENTION_KINDS = {"full_attention", "sliding_attention"}
+
+_USE_CAUSAL = "use a decoder-only causal language model"
+
+
+def refuse_config(config: Any, name: str) -> None:
+    """Raise TargetError for an architecture that its config shows to be unfit."""
+    kind = config.model_type
+    if getattr(config, "is_encoder_decoder", False):
+        raise TargetError(f"{name} ({kind}) is an encoder-decoder, not a causal language model", _USE_CAUSAL)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise TargetError(f"{name} ({kind}) is not a causal language model", _USE_CAUSAL)
+    refuse_layers(config, name)
+    architectures = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    _refuse_positions(config, architectures[0] if isinstance(architectures, tuple) else architectures, name)
+
+
+def refuse_model(model: Any, name: str) -> None:
+    """Raise TargetError for a loaded model that is unfit."""
+    refuse_layers(model.config, name)
+    _refuse_positions(model.config, model, name)
+    if model.get_output_embeddings() is None:
+        raise TargetError(f"{name} ({model.config.model_type}) has no output matrix", _USE_CAUSAL)
+    # vision towers, which may look both ways, number no layers of a cache
+    if any(
+        getattr(module, "is_causal", True) is False and getattr(module, "layer_idx", None) is not None
+        for module in model.modules()
+    ):
+        raise TargetError(
+            f"{name} ({model.config.model_type}) is an encoder: it reads the tokens that are yet to be written",
+            _USE_CAUSAL,
+        )
+
+
+def refuse_layers(config: Any, name: str) -> None:
+    """Refuse layers whose state can't forget a rejected node, or whose mask is neither full nor a window."""
+    text = config.get_text_config()
+    strange = sorted(set(getattr(text, "layer_types", None) or ()) - ATTENTION_KINDS)
+    recurrent = not strange and any(DynamicCache(config=text).is_linear)
+    if strange or recurrent:
+        kinds = ", ".join(strange) or "recurrent"
+        raise TargetError(
+            f"{name} ({text.model_type}) has {kinds} layers: rejected guesses can't be kept out of them",
+            "use a model whose layers are all full or sliding attention",
+        )
+
+
+def _refuse_positions(config: Any, architecture: Any, name: str) -> None:
+    """Refuse models that can't be told the position of a node."""
+    takes = "position_ids" in inspect.signature(architecture.forward).parameters
+    if not takes or getattr(config.get_text_config(), "alibi", False):
+        raise TargetError(
+            f"{name} ({config.model_type}) takes no position ids: two guesses for the same place can't share a forward",
+            "use a model with rotary or learned positions",
+        )

@@ -1,0 +1,94 @@
+"""Law 4: before every step the cache and the heads' hidden state are those of a fresh reading of the text so far."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.contracts import Context, Draft
+from medusa_cli.decode.loop import Parts, collect
+from medusa_cli.decode.rows import Limits
+from medusa_cli.target.cache import TreeCache
+from medusa_cli.target.model import Target
+from tests.fakes import NUM_NEW, SHAPES, KnowingDrafter, RandomDrafter, final_hidden, known, target_of, tiny_model
+
+LENGTHS = (5, 17, 11, 3, 9, 14, 1, 7, 12)
+
+
+class CheckingDrafter:
+    """Hands out another drafter's guesses, after comparing all state with the library's forward over each text."""
+
+    def __init__(self, inner: KnowingDrafter, model: Any) -> None:
+        self.inner = inner
+        self.model = model
+        self.cache: TreeCache | None = None
+        self.num_checks = self.num_moved = 0
+        self.lengths: list[int] = []
+
+    def watch(self, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Learn of the cache the loop asks the target for."""
+        new_cache = target.new_cache
+
+        def seen(num_rows: int, capacity: int) -> TreeCache:
+            self.cache = new_cache(num_rows, capacity)
+            return self.cache
+
+        monkeypatch.setattr(target, "new_cache", seen)
+
+    def start(self, context: Context) -> None:
+        self.lengths = []
+        self.inner.start(context)
+
+    def propose(self, context: Context) -> Draft:
+        for row, tokens in enumerate(context.tokens):
+            self._check_row(row, tokens, context)
+        self.lengths = [len(tokens) for tokens in context.tokens]
+        self.num_checks += 1
+        return self.inner.propose(context)
+
+    def _check_row(self, row: int, tokens: list[int], context: Context) -> None:
+        assert self.cache is not None
+        committed = list(tokens[:-1])
+        assert self.cache.lengths[row] == len(committed)
+        assert int(context.root_B[row]) == tokens[-1]
+        hidden_TH = final_hidden(self.model, committed)
+        close(context.hidden_BH[row], hidden_TH[-1])
+        for mine, fresh in zip(self.cache.layers, fresh_cache(self.model, committed), strict=True):
+            # The library's own cache forgets what lies before a sliding window.
+            columns = slice(len(committed) - fresh.keys.shape[2], len(committed))
+            close(mine.keys[row, :, columns], fresh.keys[0])
+            close(mine.values[row, :, columns], fresh.values[0])
+        if self.lengths and context.accepted_hidden_BDH is not None:
+            kept = len(tokens) - self.lengths[row]
+            self.num_moved += kept > 1
+            close(context.accepted_hidden_BDH[row, :kept], hidden_TH[-kept:])
+
+
+def fresh_cache(model: Any, ids: list[int]) -> list[Any]:
+    """The layers of the library's cache after one plain forward over one text."""
+    out = model(torch.tensor([ids]), use_cache=True)
+    return (out.cache if "cache" in out else out.past_key_values).layers
+
+
+def close(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", ["wide", "dynamic"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2"])
+def test_every_step_leaves_what_a_fresh_prefill_would(
+    name: str, num_rows: int, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # mlx-examples#149, transformers#30042; rows retire and join in between
+    texts = known(name, LENGTHS)
+    target = target_of(tiny_model(name), "eager")
+    drafter = CheckingDrafter(RandomDrafter(texts.texts, SHAPES[shape]), tiny_model(name))
+    drafter.watch(target, monkeypatch)
+    prompts = texts.prompts if num_rows > 1 else texts.prompts[:4]
+    found = collect(Parts(target, drafter, Greedy()), prompts, Limits(NUM_NEW), max_rows=num_rows)
+    assert [each.token_ids for each in found] == texts.wanted(len(prompts))
+    assert drafter.num_checks >= 20
+    assert drafter.num_moved >= 10
