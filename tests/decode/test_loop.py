@@ -187,8 +187,8 @@ def short_model(name: str) -> Any:
     return tiny_model(name, **{"n_positions" if name == "gpt2" else "max_position_embeddings": 32})
 
 
-@pytest.mark.parametrize("name", ["gpt2", "opt", "llama", "mistral"])
-@pytest.mark.parametrize("space", [1, 2, 3, 7])
+@pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
+@pytest.mark.parametrize("space", [1, 3, 7])
 def test_a_text_ends_at_the_context_s_last_position(name: str, space: int) -> None:
     # vllm#16087, #57941, #58080: a position out of the table, or a crash
     target, prompts = short_target(name), [prompt_of(32 - space), prompt_of(9)]
