@@ -56,6 +56,8 @@ def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
             )
         return NoDrafter()
     heads = read_heads(folder, target)
+    if target.identity.runner == "packed":
+        heads.pack()
     tree = _choose_tree(choice, folder)
     return MedusaDrafter(heads, tree) if tree.num_nodes > 1 else NoDrafter()
 

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from medusa_cli.errors import HeadsMismatch
+from medusa_cli.packed import PackedLinear
 from medusa_cli.recipe import Settings
 
 
@@ -100,6 +101,7 @@ class MedusaHeads(nn.Module):
             self.output_weight = nn.Parameter(torch.zeros(num_heads, config.draft_vocab, hidden))
             if config.output_bias:
                 self.output_bias = nn.Parameter(torch.zeros(num_heads, config.draft_vocab))
+        self.packed_output: PackedLinear | None = None
         self.register_buffer("draft_ids", draft_ids_W.long())
         self.register_buffer("shared_weight", None, persistent=False)
         self.register_buffer("shared_bias", None, persistent=False)
@@ -145,6 +147,12 @@ class MedusaHeads(nn.Module):
             self.shared_bias = self._rows(bias_V) if config.output_bias and bias_V is not None else None
         return self
 
+    def pack(self) -> "MedusaHeads":
+        """Lay the shared output out for the CPU's kernels: with few rows it is most of what the heads cost."""
+        if self.shared_weight is not None:
+            self.packed_output = PackedLinear(self.shared_weight, self.shared_bias)
+        return self
+
     def _rows(self, table_V: Tensor) -> Tensor:
         """The draft vocabulary's rows of a table; a view, not a copy, when these are simply the first rows."""
         width = len(self.draft_ids)
@@ -187,6 +195,9 @@ class MedusaHeads(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs [..., I] to logits [..., K, W] over the draft vocabulary."""
         blocks = self.block_forward(inputs)
+        if self.packed_output is not None:
+            packed: Tensor = self.packed_output(blocks)
+            return packed
         if self.output_weight is None:
             shared = self.projection(0)
             return F.linear(blocks, shared.weight_WH, shared.bias_W)

@@ -10,6 +10,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as library_logging
 
 from medusa_cli.errors import TargetError
+from medusa_cli.packed import can_pack
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention
 from medusa_cli.target.check import checked
@@ -18,7 +19,7 @@ from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, 
 from medusa_cli.target.masks import MaskKinds
 from medusa_cli.target.model import Identity, Target, takes_mapping
 from medusa_cli.target.refuse import refuse_config, refuse_model
-from medusa_cli.target.runner import can_pack, keep_freed_memory, pack
+from medusa_cli.target.runner import keep_freed_memory, pack
 from medusa_cli.target.sources import Source, find_source, licence_of
 
 SAMPLED_NUMBERS = 64  # of each tensor

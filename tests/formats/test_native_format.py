@@ -65,7 +65,7 @@ def equal(one: MedusaHeads, other: MedusaHeads) -> bool:
 
 
 def independent_logits(folder, hidden: np.ndarray, output_weight: np.ndarray, root: int) -> np.ndarray:
-    """The published layout read with json and struct alone: [K, W] logits for a hidden state and the root it decided."""
+    """The published layout read with json and struct alone: [K, W] logits for a state and the root it decided."""
     data = (folder / "heads.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])

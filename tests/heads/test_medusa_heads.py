@@ -163,3 +163,13 @@ def test_the_root_enters_the_first_block_as_its_normed_row_of_the_output_matrix(
         x = hidden + torch.nn.functional.silu(first)
         x = x + torch.nn.functional.silu(heads.weight[1, head] @ x + heads.bias[1, head])
         torch.testing.assert_close(got[head], x)
+
+
+def test_packed_heads_guess_what_plain_ones_guess():
+    heads = randomise(MedusaHeads.fresh(config(num_layers=2), draft_ids(), output())).requires_grad_(False)
+    hidden = torch.randn(5, HIDDEN)
+    plain = heads(hidden)
+    torch.testing.assert_close(heads.pack()(hidden), plain)
+    assert (
+        heads.state_dict().keys() == MedusaHeads.fresh(config(num_layers=2), draft_ids(), output()).state_dict().keys()
+    )
