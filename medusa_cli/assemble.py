@@ -10,16 +10,15 @@ from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import FormatError, RecipeError
-from medusa_cli.formats.native import DESCRIPTION, read_heads
+from medusa_cli.formats.native import read_heads
+from medusa_cli.formats.places import find_heads
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.files import parse_tree, read_measured, read_tree
 from medusa_cli.trees.tree import TokenTree
 
-__all__ = ["DrafterChoice", "find_heads", "load_drafter", "load_rule", "load_target"]
-
-SHIPPED = Path(__file__).parent / "heads" / "shipped"
+__all__ = ["DrafterChoice", "check_choice", "find_heads", "load_drafter", "load_rule", "load_target"]
 
 
 @dataclass(frozen=True)
@@ -32,28 +31,17 @@ class DrafterChoice:
     tree_size: int | None = None
 
 
-def find_heads(heads: str | None, model: str) -> Path | None:
-    """The folder of the heads named, or of those that come with the package for this model; None when it has none.
-
-    Raises FormatError when heads are named and not there.
-    """
-    if heads is None:
-        folder = SHIPPED / model / "medusa"
-        return folder if (folder / DESCRIPTION).is_file() else None
-    folder = Path(heads).expanduser()
-    if folder.is_dir() or not _is_hub_id(heads):
-        return folder
-    return _from_hub(heads)
+def check_choice(choice: DrafterChoice, model: str) -> None:
+    """Raise what is wrong with the flags, the heads' place or the tree before a model of gigabytes is loaded."""
+    folder = _folder(choice, model)
+    if folder is not None:
+        _choose_tree(choice, folder)
 
 
 def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     """The drafter asked for, its heads bound to the target and its tree checked against them."""
-    folder = None if choice.name == "none" else find_heads(choice.heads, target.name)
+    folder = _folder(choice, target.name)
     if folder is None:
-        if choice.name == "medusa" or choice.tree or choice.tree_size is not None:
-            raise FormatError(
-                f"no heads are known for {target.name}", "name some with --heads, or train them: medusa train-heads"
-            )
         return NoDrafter()
     heads = read_heads(folder, target)
     if target.identity.runner == "packed":
@@ -76,6 +64,19 @@ def load_rule(name: str | None, temperature: float, top_p: float, top_k: int) ->
     return Lossless(temperature, top_p, top_k)
 
 
+def _folder(choice: DrafterChoice, model: str) -> Path | None:
+    """Where the heads are; None when there are none, or none are wanted."""
+    tree_named = choice.tree is not None or choice.tree_size is not None
+    if choice.name == "none":
+        if choice.heads is not None or tree_named:
+            raise RecipeError("--drafter none guesses nothing", "leave out --heads, --tree and --tree-size")
+        return None
+    folder = find_heads(choice.heads, model)
+    if folder is None and (choice.name == "medusa" or tree_named):
+        raise FormatError(f"no heads are known for {model}", "name some with --heads, or make them: medusa train-heads")
+    return folder
+
+
 def _choose_tree(choice: DrafterChoice, folder: Path) -> TokenTree:
     """The tree named, the best one of a size, or the one stored with the heads."""
     if choice.tree is not None and choice.tree_size is not None:
@@ -85,21 +86,3 @@ def _choose_tree(choice: DrafterChoice, folder: Path) -> TokenTree:
     if choice.tree_size is not None:
         return best_tree(read_measured(folder).conditional_KR, choice.tree_size)
     return read_tree(folder)
-
-
-def _is_hub_id(text: str) -> bool:
-    return text.count("/") == 1 and not text.startswith((".", "/", "~"))
-
-
-def _from_hub(name: str) -> Path:
-    """Download a heads folder, or use what was downloaded before."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise FormatError(
-            f"no heads at {name}: no such folder, and the hub did not give it ({type(error).__name__})",
-            "check the name; HF_HUB_OFFLINE=1 uses only what was downloaded before",
-        ) from error

@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from medusa_cli.assemble import DrafterChoice
     from medusa_cli.bench.arms import Arm, Reply, StopRule, Stopwatch
     from medusa_cli.bench.report import Setup
+    from medusa_cli.contracts import Drafter
     from medusa_cli.recipe import TargetSettings
 
-SUBJECT = "medusa"
+SUBJECT: Literal["medusa"] = "medusa"
 ARMS = ("greedy", "hf-greedy", "hf-prompt-lookup")
 PLANNED = ("ngram", "llama-cpp")
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -56,12 +57,8 @@ def command(
     plot: Annotated[Path | None, typer.Option(help="draw a .png, .svg or .pdf")] = None,
     model: options.Model = None,
     heads: options.Heads = None,
-    tree: Annotated[
-        str | None, typer.Option("--tree", metavar="SPEC", help="A tree file, chain:4, 4x2x1, none, [[0],[0,0]].")
-    ] = None,
-    tree_size: Annotated[
-        int | None, typer.Option("--tree-size", min=0, metavar="N", help="The best tree of N nodes for these heads.")
-    ] = None,
+    tree: options.Tree = None,
+    tree_size: options.TreeSize = None,
     revision: options.Revision = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -76,7 +73,7 @@ def command(
 ) -> None:
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
     names = arm_names(compare)
-    from medusa_cli.assemble import DrafterChoice
+    from medusa_cli.assemble import DrafterChoice, check_choice
     from medusa_cli.bench.picture import check_plot_file, draw
     from medusa_cli.bench.verdict import failed_gates
     from medusa_cli.recipe import load_recipe
@@ -90,6 +87,7 @@ def command(
     console = Console(json=json, quiet=quiet, verbose=verbose)
     asked = Asked(prompts or DEFAULT_PROMPTS, num_prompts, num_warmups, repeats, max_new_tokens, allow_random_prompts)
     choice = DrafterChoice(SUBJECT, heads, tree, tree_size)
+    check_choice(choice, recipe.target.model)
     report = measure(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), console)
     if plot:
         draw(report, plot)
@@ -200,7 +198,7 @@ def build_arms(settings: "TargetSettings", choice: "DrafterChoice", names: Seque
     stop = StopRule(frozenset(target.stop_ids), max_new_tokens, target.context_limit)
     # A host clock can't time the parts of a step that are only queued on an accelerator.
     watch = Stopwatch(time.perf_counter) if on_cpu else None
-    drafters = {SUBJECT: load_drafter(choice, target)}
+    drafters: dict[str, Drafter] = {SUBJECT: load_drafter(choice, target)}
     if "greedy" in names:
         drafters["greedy"] = NoDrafter()
     arms: list[Arm] = [

@@ -1,5 +1,6 @@
 """`medusa generate`: stream the text of one prompt, or of every prompt in a file; a one-line summary on stderr."""
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,12 +51,8 @@ def command(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be given again.")
     ] = None,
-    tree: Annotated[
-        str | None, typer.Option("--tree", metavar="SPEC", help="A tree file, chain:4, 4x2x1, none, [[0],[0,0]].")
-    ] = None,
-    tree_size: Annotated[
-        int | None, typer.Option("--tree-size", min=0, metavar="N", help="The best tree of N nodes for these heads.")
-    ] = None,
+    tree: options.Tree = None,
+    tree_size: options.TreeSize = None,
     drafter: Annotated[
         Literal["medusa", "none"] | None,
         typer.Option("--drafter", help="Who guesses. [default: medusa where heads are known, else none]"),
@@ -85,16 +82,21 @@ def command(
         raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
     if check and temperature > 0:
         raise typer.BadParameter("--check compares greedy texts: samples differ from draw to draw")
+    if stop and not all(stop):
+        raise typer.BadParameter("--stop needs some text to stop at")
     values = options.target_values(
         model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
     )
     recipe = load_recipe(config, (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
+    if temperature == 0 and (top_p < 1 or top_k):
+        console.warn("--top-p and --top-k change nothing at --temperature 0: the best token is always taken")
     asked = _asked(prompt, prompt_file, system_prompt)
-    from medusa_cli.assemble import DrafterChoice, load_rule
+    from medusa_cli.assemble import DrafterChoice, check_choice, load_rule
 
     rule = load_rule(acceptance, temperature, top_p, top_k)
     choice = DrafterChoice(drafter, heads, tree, tree_size)
+    check_choice(choice, recipe.target.model)
     writer = _load(recipe, choice, rule, console)
     answers = [
         _answer(writer, one, Wish(max_new_tokens, chat, tuple(stop or ()), stream, check), console) for one in asked
@@ -136,15 +138,25 @@ def _asked(prompt: str | None, prompt_file: Path | None, system_prompt: str | No
     system = [Message("system", system_prompt)] if system_prompt else []
     if prompt_file is not None:
         return [system + list(one.messages) for one in read_prompts(prompt_file)]
-    text = typer.get_text_stream("stdin").read() if prompt == "-" else prompt
+    text = _read_stdin() if prompt == "-" else prompt
     return [[*system, Message("user", text or "")]]
+
+
+def _read_stdin() -> str:
+    """All of stdin, or DataError when it is no text."""
+    from medusa_cli.errors import DataError
+
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"stdin is not UTF-8 ({error.reason})", "give the prompt as UTF-8 text") from error
 
 
 def _load(recipe: Any, choice: Any, rule: Any, console: Console) -> "Parts":
     """The model, its heads and its rule; says what was chosen."""
     import torch
 
-    from medusa_cli.assemble import load_drafter, load_target
+    from medusa_cli.assemble import find_heads, load_drafter, load_target
     from medusa_cli.decode.loop import Parts
     from medusa_cli.drafters.none import NoDrafter
 
@@ -154,8 +166,10 @@ def _load(recipe: Any, choice: Any, rule: Any, console: Console) -> "Parts":
         f"{target.name}: {str(target.dtype).removeprefix('torch.')} on {target.device}, "
         f"{target.identity.runner} runner, {target.identity.attention} attention"
     )
-    if isinstance(drafter, NoDrafter) and choice.name is None and choice.tree is None:
-        console.info(f"no heads are known for {target.name}: decoding plainly (medusa train-heads makes some)")
+    if isinstance(drafter, NoDrafter) and choice.name is None:
+        known = find_heads(choice.heads, target.name) is not None
+        why = "the tree is empty" if known else f"no heads are known for {target.name}, medusa train-heads makes some"
+        console.info(f"decoding plainly: {why}")
     return Parts(target, drafter, rule, torch.Generator(target.device).manual_seed(recipe.seed))
 
 
@@ -164,9 +178,12 @@ def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Cons
     from medusa_cli.data.tokens import prompt_ids
     from medusa_cli.decode.rows import Limits
     from medusa_cli.decode.text import StopStrings
+    from medusa_cli.errors import DataError
 
     target = parts.target
     chat = bool(target.tokenizer.chat_template) if wish.chat is None else wish.chat
+    if chat and not messages[-1].content.strip():
+        raise DataError("the prompt is empty", "say something; --no-chat lets a base model start from nothing")
     ids = prompt_ids(target.tokenizer, messages, chat=chat)
     stops = StopStrings(wish.stops, target.tokenizer) if wish.stops else None
 
@@ -246,7 +263,7 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
         "acceptance": type(parts.rule).__name__.lower(),
         "exact": parts.rule.exact,
         "drafter": "medusa" if speculates else "none",
-        "tree_size": max(made.num_nodes, default=1) - 1,
+        "tree_size": parts.drafter.tree.num_nodes - 1 if isinstance(parts.drafter, MedusaDrafter) else 0,
         "model": target.name,
         "heads": str(folder) if folder else None,
         "dtype": str(target.dtype).removeprefix("torch."),

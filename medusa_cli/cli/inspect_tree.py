@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-import medusa_cli
-from medusa_cli.errors import FormatError, MedusaError, TreeError
+from medusa_cli.cli import options
+from medusa_cli.cli.console import Console
+from medusa_cli.errors import MedusaError, TreeError
+from medusa_cli.formats.places import find_heads
+from medusa_cli.recipe import TargetSettings
 from medusa_cli.trees import picture, render
 
 if TYPE_CHECKING:
@@ -20,10 +23,8 @@ _BY_SUFFIX: dict[str, Format] = {".json": "json", ".dot": "dot", ".gv": "dot", "
 
 
 def command(
-    heads: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="The heads whose tree and accuracies are shown. [default: shipped heads]"),
-    ] = None,
+    model: options.Model = None,
+    heads: options.Heads = None,
     tree: Annotated[
         str | None,
         typer.Option(
@@ -31,9 +32,7 @@ def command(
             help="Another tree: chain:4, 4x2x1, none, [[0],[0,0]], a tree.json, a folder or a medusa-choices file.",
         ),
     ] = None,
-    tree_size: Annotated[
-        int | None, typer.Option(min=0, max=1024, metavar="N", help="The best tree of N nodes for the accuracies.")
-    ] = None,
+    tree_size: options.TreeSize = None,
     format: Annotated[
         Format | None, typer.Option("--format", help="How to draw. [default: from the name of --output, else text]")
     ] = None,
@@ -43,41 +42,34 @@ def command(
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Two trees, each a FILE or SPEC, side by side.")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")] = False,
-    output_json: Annotated[
-        Path | None, typer.Option("--output-json", metavar="FILE", help="Write the JSON document to a file.")
-    ] = None,
+    json: options.Json = False,
+    output_json: options.OutputJson = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Draw a tree with what each node gains, and a table of what each size gains and costs."""
     drawn = format or _BY_SUFFIX.get(output.suffix.lower() if output else "", "text")
     _check_usage(drawn, format, output, compare is not None, tree, tree_size, json)
     from medusa_cli.trees import report
 
-    measured = _measured(heads)
+    folder = find_heads(heads, model or TargetSettings().model)
+    measured = _measured(folder)
     width = max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
     if compare:
-        a, b = (_inspect(heads, measured, spec, None) for spec in compare)
+        a, b = (_inspect(folder, measured, spec, None) for spec in compare)
         document = report.comparison_document(a, b)
         drawing: str | bytes = report.comparison_page(a, b, width)
     else:
-        inspection = _inspect(heads, measured, tree, tree_size)
+        inspection = _inspect(folder, measured, tree, tree_size)
         document = report.document(inspection)
         drawing = _draw(inspection, drawn, width)
-    if output_json:
-        _write(output_json, json_module.dumps(document, indent=2) + "\n")
+    console = Console(json=json, quiet=quiet)
     if output:
         _write(output, drawing)
-        typer.echo(f"wrote {output}", err=True)
-    if json:
-        typer.echo(json_module.dumps(document, indent=2))
-    elif not output:
-        typer.echo(drawing, nl=False)
-
-
-def shipped_heads() -> Path | None:
-    """The folder of the heads that come with the package, if it is there."""
-    folder = Path(medusa_cli.__file__).parent / "heads" / "shipped" / "smollm2-135m" / "medusa"
-    return folder if folder.is_dir() else None
+        console.info(f"wrote {output}")
+    else:
+        assert isinstance(drawing, str)
+        console.stream(drawing)
+    console.print_json(document, output_json)
 
 
 def _check_usage(
@@ -96,17 +88,14 @@ def _check_usage(
         raise typer.BadParameter("--json and --format both want stdout; give --output FILE for the drawing")
 
 
-def _measured(heads: Path | None) -> "Measured | None":
-    """The accuracies of `heads`, or of the shipped heads; None when neither is there."""
+def _measured(folder: Path | None) -> "Measured | None":
+    """The accuracies of the heads in `folder`, if there is one."""
     from medusa_cli.trees.files import read_measured
 
-    if heads is not None and not heads.is_dir():
-        raise FormatError(f"there is no folder of heads at {heads}", "name a folder that train-heads wrote")
-    folder = heads or shipped_heads()
     return read_measured(folder) if folder else None
 
 
-def _inspect(heads: Path | None, measured: "Measured | None", spec: str | None, tree_size: int | None) -> "Inspection":
+def _inspect(folder: Path | None, measured: "Measured | None", spec: str | None, tree_size: int | None) -> "Inspection":
     """The tree that the flags name, with what was measured."""
     from medusa_cli.trees.build import best_tree
     from medusa_cli.trees.files import parse_tree, read_tree
@@ -114,7 +103,6 @@ def _inspect(heads: Path | None, measured: "Measured | None", spec: str | None, 
 
     if spec is not None:
         return Inspection(f"tree {spec}", parse_tree(spec), measured)
-    folder = heads or shipped_heads()
     if measured is None or folder is None:
         raise TreeError("no tree is named and no heads are at hand", "name one with --tree, or heads with --heads")
     if tree_size is not None:

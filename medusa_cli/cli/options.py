@@ -43,6 +43,13 @@ Heads = Annotated[
     str | None,
     typer.Option("--heads", metavar="NAME", help="A folder or hub id of heads. [default: heads known for the model]"),
 ]
+Tree = Annotated[
+    str | None, typer.Option("--tree", metavar="SPEC", help="A tree file, chain:4, 4x2x1, none, [[0],[0,0]].")
+]
+TreeSize = Annotated[
+    int | None,
+    typer.Option("--tree-size", min=0, max=1024, metavar="N", help="The best tree of N nodes for these heads."),
+]
 Revision = Annotated[
     str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a model on the hub.")
 ]

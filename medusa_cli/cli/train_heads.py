@@ -1,6 +1,8 @@
 """`medusa train-heads`: from a model to a folder of heads, resumable at every stage."""
 
+import shlex
 import sys
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,8 +12,10 @@ from medusa_cli.cli.console import Console, Progress
 from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, load_recipe
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from medusa_cli.produce.heads import Hooks, Made
-    from medusa_cli.train.loop import Event
+    from medusa_cli.train.loop import Event, Reporter
 
 
 def _help(text: str, settings: Any, name: str) -> str:
@@ -145,48 +149,52 @@ def command(
     recipe = load_recipe(config, overrides or (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
     if preview_masks:
-        _preview(recipe, console)
-        return
-    made = _run(recipe, console, resume_from_checkpoint)
-    document = _document(recipe, made)
-    _show(made, console)
+        document = _preview(recipe, console)
+    else:
+        made = _run(recipe, console, resume_from_checkpoint)
+        document = _document(recipe, made)
+        _show(made, console)
     console.print_json(document, output_json)
 
 
 def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
-    """Load the model, claim the folder and take the whole path; Ctrl-C says how to go on."""
+    """Look at the folder, load the model and take the whole path; Ctrl-C says how to go on."""
     from medusa_cli.assemble import load_target
-    from medusa_cli.produce.heads import claim_folder, make_heads
+    from medusa_cli.produce.folder import open_folder
+    from medusa_cli.produce.heads import make_heads
 
+    folder = open_folder(recipe, resume=resume)
     target = load_target(recipe.target)
     console.info(
         f"{target.name}: {str(target.dtype).removeprefix('torch.')} on {target.device}, {target.identity.runner} runner"
     )
-    folder = claim_folder(recipe, target.fingerprint, resume=resume)
-    command = "medusa " + " ".join(sys.argv[1:])
+    command = shlex.join(["medusa", *sys.argv[1:]])
     try:
-        with _Watch(console, _reporter(recipe)) as hooks:
+        with _reporter(recipe) as reporter, _Watch(console, reporter) as hooks:
             return make_heads(recipe, target, folder, hooks, command)
     except KeyboardInterrupt:
-        console.info(
-            f"stopped; all that is finished is in {folder}: the same command with --resume-from-checkpoint goes on"
+        console.warn(
+            f"stopped; all that is finished is in {folder.path}: the same command with --resume-from-checkpoint goes on"
         )
         raise
 
 
-def _reporter(recipe: Recipe) -> Any:
+@contextmanager
+def _reporter(recipe: Recipe) -> "Iterator[Reporter | None]":
     """Weights & Biases, if the recipe reports there."""
     if recipe.train.report_to == "none":
-        return None
+        yield None
+        return
     from medusa_cli.train.loop import WandbReporter
 
-    return WandbReporter("medusa", recipe.model_dump(mode="json"))
+    with closing(WandbReporter("medusa", recipe.model_dump(mode="json"))) as reporter:
+        yield reporter
 
 
 class _Watch:
     """Shows a run: one bar for each stage, opened when the stage begins."""
 
-    def __init__(self, console: Console, reporter: Any) -> None:
+    def __init__(self, console: Console, reporter: "Reporter | None") -> None:
         self._console = console
         self._reporter = reporter
         self._stage = ""
@@ -203,10 +211,8 @@ class _Watch:
 
     def on_data(self, stage: str, done: int, total: int, tokens: int) -> None:
         """Samples of a data stage."""
-        progress = self._open({"prompts": "prompts", "answers": "answers"}.get(stage, stage), total)
-        progress.advance(
-            done - progress.done, f"{tokens:,} tokens written" if stage != "reading" else f"{tokens:,} tokens"
-        )
+        progress = self._open(stage, total)
+        progress.advance(done - progress.done, f"{tokens:,} tokens")
 
     def on_event(self, event: "Event") -> None:
         """A step of the training."""
@@ -238,7 +244,7 @@ class _Watch:
             self._stage = ""
 
 
-def _preview(recipe: Recipe, console: Console) -> None:
+def _preview(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Print one sample of a data set with the learnt runs marked."""
     from medusa_cli.assemble import load_target
     from medusa_cli.data.conversations import Counts, read_conversations
@@ -252,26 +258,25 @@ def _preview(recipe: Recipe, console: Console) -> None:
     rows = read_conversations(data.dataset, split=data.dataset_split, counts=counts)
     tokenizer = load_target(recipe.target).tokenizer
     sample = next(iter(tokenize(tokenizer, rows, max_length=data.max_seq_length, counts=counts)))
+    parts = segments(tokenizer, sample)
     console.out(f"{sum(sample.supervised)} of {len(sample.ids)} tokens are learnt (between \u27e6 and \u27e7):")
-    console.out(
-        "".join(f"\u27e6{part.text}\u27e7" if part.supervised else part.text for part in segments(tokenizer, sample))
-    )
+    console.out("".join(f"\u27e6{part.text}\u27e7" if part.supervised else part.text for part in parts))
+    return {"tokens": len(sample.ids), "learnt": sum(sample.supervised), "segments": parts}
 
 
 def _show(made: "Made", console: Console) -> None:
     """The table of accuracies and one line on the tree."""
-    accuracy = made.measurement.accuracy
+    accuracy, choice = made.fitted.measurement.accuracy, made.fitted.choice
     rows = [
         (f"head {head + 1}", plain[0], sum(plain[:5]), given[0], sum(given[:5]))
         for head, (plain, given) in enumerate(zip(accuracy.plain, accuracy.conditional, strict=True))
     ]
     columns = ("", "plain top-1", "plain top-5", "conditional top-1", "conditional top-5")
     console.table(columns, rows, title=f"Accuracy on {accuracy.source} ({accuracy.positions:,} places)")
-    size = made.tree.num_nodes - 1
-    if size:
+    if choice.size:
         console.out(
-            f"tree: {size} nodes, {made.expected_tokens:.2f} tokens a step expected, "
-            f"{made.predicted_speedup:.2f}x plain decoding predicted on this machine"
+            f"tree: {choice.size} nodes, {choice.expected_tokens:.2f} tokens a step expected, "
+            f"{choice.speedup:.2f}x plain decoding predicted on this machine"
         )
     else:
         console.out(
@@ -282,7 +287,7 @@ def _show(made: "Made", console: Console) -> None:
 
 def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:
     """The run as one JSON document."""
-    accuracy = made.measurement.accuracy
+    accuracy, choice = made.fitted.measurement.accuracy, made.fitted.choice
     return {
         "model": recipe.target.model,
         "output_dir": str(made.folder),
@@ -293,9 +298,9 @@ def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:
         },
         "positions": accuracy.positions,
         "coverage": accuracy.coverage,
-        "tree_size": made.tree.num_nodes - 1,
-        "expected_tokens": made.expected_tokens,
-        "predicted_speedup": made.predicted_speedup,
+        "tree_size": choice.size,
+        "expected_tokens": choice.expected_tokens,
+        "predicted_speedup": choice.speedup,
         "data": made.data,
         "seed": recipe.seed,
     }

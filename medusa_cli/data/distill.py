@@ -7,14 +7,14 @@ row, so a kill loses at most the rows in flight. The writer, which decodes, is h
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from medusa_cli.errors import DataError
+from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.recipe import DataSettings
 
 SENTINEL = "\u241ftext\u241f"  # stands for the user's text while the template is rendered
@@ -45,7 +45,7 @@ class Steered:
 def steered(settings: DataSettings, tokenizer: Any, seed: int) -> list[Steered]:
     """The openings of all samples, shuffled, each with the template's prefix in front."""
     rng = random.Random(seed)
-    openings = []
+    openings: list[str] = []
     while len(openings) < settings.num_samples:
         block = list(settings.openings)
         rng.shuffle(block)
@@ -53,10 +53,7 @@ def steered(settings: DataSettings, tokenizer: Any, seed: int) -> list[Steered]:
     filled = [text.replace("{topic}", rng.choice(settings.topics)) for text in openings[: settings.num_samples]]
     before = user_prefix(tokenizer)
     # A tokenizer puts the space before a word: an opening's last space is left for the target to write.
-    return [
-        Steered(index, text, tokenizer(before + text.rstrip(" "), add_special_tokens=not before).input_ids)
-        for index, text in enumerate(filled)
-    ]
+    return [Steered(index, text, _start_ids(tokenizer, before, text.rstrip(" "))) for index, text in enumerate(filled)]
 
 
 def user_prefix(tokenizer: Any) -> str:
@@ -71,32 +68,49 @@ def user_prefix(tokenizer: Any) -> str:
     return before
 
 
-def write_prompts(wanted: Sequence[Steered], file: Path, tokenizer: Any, write: Write) -> Iterator[int]:
-    """Append a prompt to `file` for every one still missing; yields how many tokens each new one took."""
-    done = {row["id"] for row in read_rows(file)}
+def write_prompts(wanted: Sequence[Steered], file: Path, tokenizer: Any, write: Write) -> Generator[int, None, None]:
+    """Append a prompt to `file` for every one still missing; yields how many tokens each new one took.
+
+    Raises TrainingError when the disk takes no more.
+    """
+    done = {row["id"] for row in read_written(file)}
     missing = [one for one in wanted if one.id not in done]
-    with file.open("a", encoding="utf-8") as out:
-        for written in write([one.ids for one in missing]):
-            one = missing[written.index]
-            text = tokenizer.decode(written.token_ids, skip_special_tokens=True)
-            opening = one.opening.rstrip(" ")
-            row = {"id": one.id, "prompt": (opening + text).strip(), "tokens": len(written.token_ids)}
-            _append(out, row)
-            yield len(written.token_ids)
+    for written in write([one.ids for one in missing]):
+        one = missing[written.index]
+        text = tokenizer.decode(written.token_ids, skip_special_tokens=True)
+        opening = one.opening.rstrip(" ")
+        _append(file, {"id": one.id, "prompt": (opening + text).strip(), "tokens": len(written.token_ids)})
+        yield len(written.token_ids)
 
 
-def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The complete rows of a file that grows; a last line cut by a kill is removed from the file."""
+def read_written(file: Path) -> list[dict[str, Any]]:
+    """The complete rows of a file that grows; a last line cut by a kill or a full disk is removed from the file."""
     if not file.exists():
         return []
     with file.open("rb+") as held:
         text = held.read()
         whole = text.rfind(b"\n") + 1
         held.truncate(whole)
-    return [json.loads(line) for line in text[:whole].splitlines()]
+    try:
+        return [json.loads(line) for line in text[:whole].splitlines()]
+    except ValueError as error:
+        raise DataError(f"{file} is damaged: {error}", "delete it to have the prompts written again") from error
 
 
-def _append(out: Any, row: dict[str, Any]) -> None:
+def _start_ids(tokenizer: Any, before: str, opening: str) -> list[int]:
+    """The ids the target goes on from; the token that parts texts where there would be none."""
+    ids = list(tokenizer(before + opening, add_special_tokens=not before).input_ids)
+    return ids or [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
+
+
+def _append(file: Path, row: dict[str, Any]) -> None:
     """One whole line, handed to the system at once."""
-    out.write(json.dumps(row, ensure_ascii=False) + "\n")
-    out.flush()
+    line = memoryview((json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+    try:
+        with file.open("ab", buffering=0) as out:
+            while line:
+                line = line[out.write(line) :]
+    except OSError as error:
+        raise TrainingError(
+            f"can't write {file}: {error.strerror}", "free some space and run the same command again"
+        ) from error

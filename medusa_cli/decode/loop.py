@@ -6,6 +6,7 @@ Shape letters: B rows, D places on a path, H hidden.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Generation:
     """A finished text: `kept` has the tokens gained at each step (the prefill's first token is extra)."""
 
     token_ids: list[int]
-    finish_reason: str
+    finish_reason: Literal["stop", "length"]
     kept: list[int]
     num_nodes: list[int]
 

@@ -29,12 +29,12 @@ from torch import Tensor
 
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.atomic import sync, write_atomically
+from medusa_cli.formats.places import DESCRIPTION
 from medusa_cli.heads.medusa import HeadsTarget, MedusaConfig, MedusaHeads, check_belongs
 
 FORMAT = "medusa-heads"
 VERSION = 1
 WEIGHTS = "heads.safetensors"
-DESCRIPTION = "heads.json"
 _PENDING = "heads.safetensors.new"
 _COPY_AGAIN = "copy the folder again, or train the heads again"
 
@@ -113,7 +113,8 @@ def _write(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None) -> None:
         for name, value in heads.state_dict().items()
     }
     pending = folder / _PENDING
-    save_file(tensors, pending, metadata={"format": FORMAT, "version": str(VERSION)})
+    # One entry only: their order in the file is random, and equal heads should make equal files.
+    save_file(tensors, pending, metadata={"format": f"{FORMAT} {VERSION}"})
     # safetensors makes the file for its owner alone; heads are for whoever may read the folder.
     pending.chmod(0o666 & ~_umask())
     sync(pending)

@@ -54,15 +54,41 @@ class MedusaConfig(Settings):
 class HeadsTarget(Protocol):
     """What heads need to know of a target. `output_bias` is only read by heads whose output has one."""
 
-    name: str
-    fingerprint: str
-    hidden_size: int
-    vocab_size: int
-    real_vocab: int
-    dtype: torch.dtype
-    device: torch.device
-    output_weight: Tensor
-    output_bias: Tensor | None
+    @property
+    def name(self) -> str:
+        """What it was asked for by."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of the weights' identity."""
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+
+    @property
+    def real_vocab(self) -> int:
+        """Ids the tokenizer knows."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and hidden states."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output matrix [V, H]."""
+
+    @property
+    def output_bias(self) -> Tensor | None:
+        """The output's bias [V], or None."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Shape letters: B rows, N nodes, H hidden.
 
 import statistics
 import time
-from collections.abc import Sequence
 
 import torch
 
@@ -22,10 +21,14 @@ def measure_step_cost(
 ) -> dict[int, float]:
     """Median seconds of a step by nodes verified (root included), one row with `context` committed tokens.
 
+    A target of fewer positions is measured with as many as leave room for the nodes.
+
     Steps of all sizes are interleaved, so that a busy moment of the machine hits them alike. Every size but 1 also
     pays for the drafter: that is what a plain step saves.
     """
     counts = [count for count in NODE_COUNTS if count <= max_nodes]
+    if target.context_limit is not None:
+        context = max(1, min(context, target.context_limit - counts[-1]))
     tokens = torch.randint(0, target.real_vocab, (1, max(context, counts[-1])), device=target.device)
     cache = target.new_cache(1, context + counts[-1])
     seen = target.prefill([tokens[0, :context].tolist()], cache)
@@ -41,11 +44,6 @@ def measure_step_cost(
             seconds[count].append(_now(target) - begun)
     # The first round warms up: allocations and kernels chosen once.
     return {count: statistics.median(times[1:]) for count, times in seconds.items()}
-
-
-def smoothed(costs: dict[int, float]) -> Sequence[tuple[int, float]]:
-    """(nodes, cost relative to one node), for people."""
-    return [(count, seconds / costs[1]) for count, seconds in sorted(costs.items())]
 
 
 def _now(target: Target) -> float:

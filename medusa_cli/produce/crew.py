@@ -5,9 +5,11 @@ One process holds one copy of the model. With one worker everything runs in this
 
 import multiprocessing
 import os
-import queue
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from medusa_cli.data.distill import Written
 from medusa_cli.decode.loop import Gain, Parts, decode
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.errors import TrainingError
+from medusa_cli.errors import MedusaError, TrainingError
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
@@ -29,22 +31,23 @@ JOIN_SHARE = 8  # a prompt is read when an eighth of the rows is free: read toge
 
 @dataclass(frozen=True)
 class Manner:
-    """How texts are to be written. temperature 0 is greedy."""
+    """How texts are to be written. temperature 0 is greedy; max_tokens bounds prompt and text together."""
 
     max_new_tokens: int
-    temperature: float
-    top_p: float
+    max_tokens: int | None
     rows: int
-    seed: int
-    want_hidden: bool
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    want_hidden: bool = False
 
 
-def write_here(target: Target, prompts: Iterable[Sequence[int]], manner: Manner) -> Iterator[Written]:
+def write_here(target: Target, prompts: Iterable[Sequence[int]], manner: Manner) -> Generator[Written, None, None]:
     """A text for every prompt, in the order they finish, written in this process."""
     rule: AcceptanceRule = Lossless(manner.temperature, manner.top_p, top_k=0) if manner.temperature > 0 else Greedy()
     rng = torch.Generator(target.device).manual_seed(manner.seed)
     parts = Parts(target, NoDrafter(), rule, rng)
-    limits = Limits(manner.max_new_tokens, target.stop_ids, target.context_limit)
+    limits = Limits(manner.max_new_tokens, target.stop_ids, manner.max_tokens)
     seen: dict[int, list[torch.Tensor]] = {}
     for gain in decode(parts, prompts, limits, manner.rows, join_at=max(1, manner.rows // JOIN_SHARE)):
         if manner.want_hidden:
@@ -53,62 +56,112 @@ def write_here(target: Target, prompts: Iterable[Sequence[int]], manner: Manner)
             yield _written(gain, seen.pop(gain.row.key, []))
 
 
-def write_beside(recipe: Recipe, prompts: Sequence[Sequence[int]], manner: Manner, workers: int) -> Iterator[Written]:
-    """The same by `workers` processes that take prompts from one queue; each loads the recipe's target.
+def write_beside(
+    recipe: Recipe, prompts: Sequence[Sequence[int]], manner: Manner, workers: int
+) -> Generator[Written, None, None]:
+    """The same by `workers` processes that ask for a prompt when they have room; each loads the recipe's target.
 
-    Raises TrainingError when a process dies. Closing the iterator ends them.
+    Raises TrainingError when a process fails or dies. Closing the iterator ends them, and so does the end of this
+    process, however it comes.
     """
-    context = multiprocessing.get_context("spawn")
-    jobs, results = context.Queue(), context.Queue()
-    for job in [*enumerate(prompts), *[None] * workers]:
-        jobs.put(job)
-    crew = [
-        context.Process(target=_work, args=(recipe, manner, index, workers, jobs, results), daemon=True)
-        for index in range(workers)
-    ]
-    for process in crew:
-        process.start()
+    crew: dict[Connection, Any] = {}
     try:
-        yield from _results(crew, results, len(prompts))
+        with _deaf_to_interrupts():
+            for index in range(workers):
+                link, process = _hire(recipe, replace(manner, seed=manner.seed + index), workers)
+                crew[link] = process
+        yield from _serve(dict(crew), prompts)
     finally:
-        for process in crew:
+        for link, process in crew.items():
             process.terminate()
             process.join()
+            link.close()
 
 
-def _results(crew: Sequence[Any], results: Any, wanted: int) -> Iterator[Written]:
-    """As many results as wanted, or TrainingError when nobody is left to bring them."""
-    for _ in range(wanted):
-        while True:
+@dataclass(frozen=True)
+class _Failure:
+    """What a process could not do, in words."""
+
+    message: str
+    hint: str
+
+
+@contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started inside ignore Ctrl-C, which a terminal sends to all: this one alone ends them."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _hire(recipe: Recipe, manner: Manner, workers: int) -> tuple[Connection, Any]:
+    """A started process and this side of the pipe to it.
+
+    Each has a pipe of its own, whose far end is closed here: it reads as ended when the process is gone, even in the
+    middle of a message. A queue shared by all would be left locked.
+    """
+    context = multiprocessing.get_context("spawn")
+    link, far = context.Pipe()
+    process = context.Process(target=_work, args=(recipe, manner, workers, far), daemon=True)
+    process.start()
+    far.close()
+    return link, process
+
+
+def _serve(crew: dict[Connection, Any], prompts: Sequence[Sequence[int]]) -> Iterator[Written]:
+    """Hand out prompts to those who ask, and hand on finished texts, until every process has ended by itself."""
+    waiting = iter(enumerate(prompts))
+    while crew:
+        for link in wait(list(crew)):
+            assert isinstance(link, Connection)
             try:
-                found = results.get(timeout=5)
-                break
-            except queue.Empty:
-                dead = [process for process in crew if process.exitcode not in (None, 0)]
-                if dead:
-                    raise TrainingError(
-                        f"a writing process ended with code {dead[0].exitcode}",
-                        "run the same command again: what was written is kept; fewer data.rows need less memory",
-                    ) from None
-        yield Written(found.index, found.token_ids, found.finish_reason, torch.from_numpy(found.hidden_TH))
+                message = link.recv()
+                if message is None:
+                    link.send(next(waiting, None))
+            except (EOFError, OSError):
+                _check_end(crew.pop(link))
+                continue
+            if isinstance(message, _Failure):
+                raise TrainingError(message.message, message.hint)
+            if message is not None:
+                yield replace(message, hidden_TH=torch.from_numpy(message.hidden_TH))
 
 
-def _work(recipe: Recipe, manner: Manner, index: int, workers: int, jobs: Any, results: Any) -> None:
-    """One process: take jobs until None comes, hand back finished texts as plain arrays."""
+def _check_end(process: Any) -> None:
+    """Raise TrainingError unless this process, whose pipe has ended, left in order."""
+    process.join()
+    if process.exitcode != 0:
+        raise TrainingError(
+            f"a writing process ended with code {process.exitcode}",
+            "run the same command again: what was written is kept; fewer data.rows need less memory",
+        )
+
+
+def _work(recipe: Recipe, manner: Manner, workers: int, link: Connection) -> None:
+    """One process: ask for prompts until None comes, hand back finished texts as plain arrays."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
-    target = load_target(recipe.target)
     taken: list[int] = []
 
     def prompts() -> Iterator[Sequence[int]]:
-        for job, ids in iter(jobs.get, None):
-            taken.append(job)
-            yield ids
+        while True:
+            link.send(None)
+            job = link.recv()
+            if job is None:
+                return
+            taken.append(job[0])
+            yield job[1]
 
-    own = Manner(**{**vars(manner), "seed": manner.seed + index})
-    for written in write_here(target, prompts(), own):
-        # Tensors would travel as shared memory handles, one file each: plain arrays don't.
-        array: Any = written.hidden_TH.numpy()
-        results.put(Written(taken[written.index], written.token_ids, written.finish_reason, array))
+    try:
+        for written in write_here(load_target(recipe.target), prompts(), manner):
+            # Tensors would travel as shared memory handles, one file each: plain arrays don't.
+            array: Any = written.hidden_TH.numpy()
+            link.send(replace(written, index=taken[written.index], hidden_TH=array))
+    except MedusaError as error:
+        link.send(_Failure(error.message, error.hint))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the process that wanted the texts is gone
 
 
 def _written(gain: Gain, seen: Sequence[torch.Tensor]) -> Written:

@@ -1,42 +1,31 @@
 """From a recipe to a folder of heads, resumable at every stage.
 
+run.json         whose run it is                                            (produce/folder.py)
 written/         what the target wrote or read, with its hidden states      (data stage)
 checkpoints/     the newest states of the training run                      (training)
 heads.safetensors heads.json tree.json accuracy.json train.jsonl provenance.json README.md
 """
 
-import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from medusa_cli import __version__
-from medusa_cli.drafters.medusa import MedusaDrafter
-from medusa_cli.errors import TrainingError
-from medusa_cli.formats.atomic import write_atomically
+from medusa_cli.data.distill import read_written
 from medusa_cli.formats.native import write_heads
 from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
-from medusa_cli.produce.cost import measure_step_cost
-from medusa_cli.produce.given import read_given
+from medusa_cli.produce.fit import Fitted, fit
+from medusa_cli.produce.folder import RunFolder
+from medusa_cli.produce.given import own_words, read_given
 from medusa_cli.produce.write import OnProgress, write_self
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.card import FittedTree, Provenance, write_card
-from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog, recipe_hash
+from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
 from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
-from medusa_cli.train.measure import Measurement, fit_tree_joint, measure
-from medusa_cli.trees.build import choose_size
-from medusa_cli.trees.files import write_tree
-from medusa_cli.trees.tree import TokenTree
-
-NUM_RANKS = 32
-COST_CONTEXT, COST_REPEATS = 256, 7
-# Settings that may change between the data stage and a later run on the same data.
-FREE_DATA = {"num_samples", "rows", "workers", "held_out"}
 
 
 @dataclass(frozen=True)
@@ -51,76 +40,80 @@ class Hooks:
 
 @dataclass(frozen=True)
 class Made:
-    """What a finished run has to show."""
+    """What a finished run has to show; `data` counts samples and tokens."""
 
     folder: Path
-    measurement: Measurement
-    tree: TokenTree
-    expected_tokens: float
-    predicted_speedup: float
-    data: dict[str, int]
+    fitted: Fitted
+    data: Mapping[str, int]
 
 
-def claim_folder(recipe: Recipe, fingerprint: str, *, resume: bool) -> Path:
-    """The run folder, marked as this recipe's. Raises TrainingError when it is another run's, or needs `resume`."""
-    folder = Path(recipe.output_dir)
-    mark = folder / "run.json"
-    wanted = {
-        "fingerprint": fingerprint,
-        "seed": recipe.seed,
-        "data": recipe.data.model_dump(mode="json", exclude=FREE_DATA),
-    }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if mark.is_file():
-            _check_same(json.loads(mark.read_text(encoding="utf-8")), wanted, folder)
-        else:
-            write_atomically(mark, json.dumps(wanted, indent=2) + "\n")
-    except OSError as error:
-        raise TrainingError(f"can't write to {folder}: {error.strerror}", "choose another --output-dir") from error
-    identity = RunIdentity(recipe_hash(recipe), fingerprint)
-    if not resume and Checkpoints(folder, identity).exists():
-        raise TrainingError(
-            f"{folder} holds a run that was started before",
-            "go on with --resume-from-checkpoint, or choose another --output-dir",
-        )
-    return folder
+@dataclass(frozen=True)
+class Material:
+    """What the data stage leaves: samples of `corpus` to learn from, and samples of `judge` to be measured on.
+
+    The judge's learnt tokens are always the target's own words; it is the corpus itself when those are too.
+    """
+
+    corpus: Corpus
+    learnt: Sequence[int]
+    judge: Corpus
+    judged: Sequence[int]
+    counts: Mapping[str, int]
 
 
-def _check_same(found: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
-    differing = [name for name in ("fingerprint", "seed") if found.get(name) != wanted[name]]
-    theirs = found.get("data", {})
-    differing += [f"data.{name}" for name, value in wanted["data"].items() if theirs.get(name) != value]
-    if differing:
-        raise TrainingError(
-            f"{folder} is a run with other settings: {', '.join(differing)}",
-            "choose another --output-dir, or go back to the settings it was started with",
-        )
+def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, command: str) -> Made:
+    """The whole path. Raises the errors of its stages; what is finished stays, and the same call goes on from it.
 
-
-def make_heads(recipe: Recipe, target: Target, folder: Path, hooks: Hooks, command: str) -> Made:
-    """The whole path. Raises the errors of its stages; what is finished stays, and the same call goes on from it."""
-    written = folder / "written"
-    if recipe.data.dataset == "self":
-        store, warning = write_self(recipe, target, written, hooks.on_data), None
-    else:
-        store, warning = read_given(recipe, target, written, hooks.on_data)
-    if warning:
-        hooks.say(f"warning: {warning}")
-    corpus = Corpus.open(store)
-    heads, sets = _prepare(recipe, target, corpus, hooks)
-    identity = RunIdentity(recipe_hash(recipe), target.fingerprint)
-    outlets = Outlets(hooks.on_event, TrainLog(folder), hooks.reporter)
-    train(heads, sets, recipe.train, recipe.seed, Checkpoints(folder, identity), outlets)
+    command   the command line, for the model card
+    """
+    folder.claim(target.fingerprint)
+    material = _gather(recipe, target, folder.path / "written", hooks)
+    heads = _fresh_heads(recipe, target, material)
+    sets = _examples(material, heads)
+    hooks.say(
+        f"{len(sets.train):,} places to learn from, {len(sets.held_out):,} held out; the draft vocabulary of "
+        f"{heads.config.draft_vocab:,} covers {sets.train.coverage()[0]:.1%} of the tokens to learn"
+    )
+    folder.begin_training(target.fingerprint)
+    outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
+    train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
     heads = heads.eval().requires_grad_(False)
-    write_heads(heads, folder)
-    return _measure_and_fit(recipe, target, folder, (heads, sets, corpus), hooks, command)
+    write_heads(heads, folder.path)
+    hooks.say("measuring accuracies on held-out text, and what a step costs on this machine")
+    fitted = fit(recipe, target, folder.path, heads, sets.held_out)
+    provenance = _provenance(recipe, target, material.counts, command)
+    tree = FittedTree(fitted.tree.paths(), fitted.choice.expected_tokens)
+    write_card(folder.path, provenance, fitted.measurement.accuracy, tree)
+    return Made(folder.path, fitted, material.counts)
 
 
-def _prepare(recipe: Recipe, target: Target, corpus: Corpus, hooks: Hooks) -> tuple[MedusaHeads, Sets]:
-    """Fresh heads over the draft vocabulary, and the examples on both sides of the split."""
+def _gather(recipe: Recipe, target: Target, written: Path, hooks: Hooks) -> Material:
+    """The data stage: samples, their split, and words of the target to measure on."""
+    gather = write_self if recipe.data.dataset == "self" else read_given
+    gathered = gather(recipe, target, written, hooks.on_data)
+    for note in gathered.notes:
+        hooks.say(f"note: {note}")
+    corpus = Corpus.open(gathered.store)
     split = corpus.split(recipe.data.held_out, recipe.seed)
-    draft_ids = choose_draft_ids(corpus, split.train, size=recipe.heads.draft_vocab, real_vocab=target.real_vocab)
+    prompts = written / "prompts.jsonl"
+    counts = {
+        "samples": corpus.num_samples,
+        "tokens written": sum(row["tokens"] for row in read_written(prompts)),
+        "tokens learnt": int(corpus.supervised_T.sum()),
+    }
+    if gathered.by_target:
+        counts["tokens written"] += counts["tokens learnt"]
+        return Material(corpus, split.train, corpus, split.held_out, counts)
+    judge = own_words(recipe, target, corpus, split.held_out, hooks.on_data)
+    counts["tokens written"] = int(judge.supervised_T.sum())
+    return Material(corpus, split.train, judge, range(judge.num_samples), counts)
+
+
+def _fresh_heads(recipe: Recipe, target: Target, material: Material) -> MedusaHeads:
+    """Untrained heads over the draft vocabulary that the samples to learn from need most."""
+    draft_ids = choose_draft_ids(
+        material.corpus, material.learnt, size=recipe.heads.draft_vocab, real_vocab=target.real_vocab
+    )
     config = MedusaConfig(
         num_heads=recipe.heads.num_heads,
         num_layers=recipe.heads.num_layers,
@@ -133,70 +126,28 @@ def _prepare(recipe: Recipe, target: Target, corpus: Corpus, hooks: Hooks) -> tu
         target_name=target.name,
         target_fingerprint=target.fingerprint,
     )
-    heads = MedusaHeads.fresh(config, draft_ids, target.output_weight.float(), target.output_bias)
-    sets = Sets(*(Examples.of(corpus, part, draft_ids, config.num_heads) for part in (split.train, split.held_out)))
-    covered = sets.train.coverage()[0]
-    hooks.say(
-        f"{len(sets.train):,} places to learn from, {len(sets.held_out):,} held out; "
-        f"the draft vocabulary of {len(draft_ids):,} covers {covered:.1%} of the target's tokens"
-    )
-    return heads, sets
+    return MedusaHeads.fresh(config, draft_ids, target.output_weight.float(), target.output_bias)
 
 
-def _measure_and_fit(
-    recipe: Recipe, target: Target, folder: Path, parts: tuple[MedusaHeads, Sets, Corpus], hooks: Hooks, command: str
-) -> Made:
-    """Accuracies on held-out text, the step's cost here, the tree that pays most, and the files that say so."""
-    heads, sets, corpus = parts
-    source = "held-out text of the training data, written by the target"
-    hooks.say("measuring accuracies on held-out text, and what a step costs on this machine")
-    measurement = measure(heads, sets.held_out, num_ranks=NUM_RANKS, chunk=recipe.train.loss_chunk, source=source)
-    measurement.save(folder)
-    drafting = heads.to(dtype=target.dtype)
-    widest = MedusaDrafter(drafting, TokenTree.chain(heads.config.num_heads))
-    costs = measure_step_cost(
-        target, widest, max_nodes=recipe.tree.max_size + 1, context=COST_CONTEXT, repeats=COST_REPEATS
+def _examples(material: Material, heads: MedusaHeads) -> Sets:
+    """What these heads are asked, on both sides of the split."""
+    draft_ids, num_heads = heads.draft_ids, heads.config.num_heads
+    return Sets(
+        train=Examples.of(material.corpus, material.learnt, draft_ids, num_heads),
+        held_out=Examples.of(material.judge, material.judged, draft_ids, num_heads),
     )
-    order = fit_tree_joint(measurement.paths, recipe.tree.max_size)
-    gains = [1.0]
-    for path in order:
-        gains.append(gains[-1] + measurement.paths.probability(path))
-    best = choose_size(gains, costs, recipe.tree.max_size)
-    size = min(best.size if recipe.tree.size is None else recipe.tree.size, len(order))
-    tree = TokenTree.from_paths(order[:size])
-    cost_facts = {"step_cost": {str(nodes): seconds for nodes, seconds in costs.items()}}
-    write_tree(folder / "tree.json", tree, {"expected_tokens": gains[size], **cost_facts})
-    _add_cost(folder / "accuracy.json", cost_facts)
-    data = {
-        "samples": corpus.num_samples,
-        "tokens written": int(corpus.supervised_T.sum()) + _prompt_tokens(folder / "written" / "prompts.jsonl"),
-        "tokens supervised": int(corpus.supervised_T.sum()),
-    }
-    provenance = Provenance(
+
+
+def _provenance(recipe: Recipe, target: Target, counts: Mapping[str, int], command: str) -> Provenance:
+    """How these heads came about."""
+    return Provenance(
         base=target.name,
         revision=recipe.target.revision,
         fingerprint=target.fingerprint,
         licence=target.identity.licence,
         command=command,
         recipe=recipe.model_dump(mode="json", exclude={"output_dir"}),
-        data=data,
+        data=counts,
         versions={"medusa-heads": __version__, "python": platform.python_version()}
         | {name: version(name) for name in ("torch", "transformers")},
     )
-    write_card(folder, provenance, measurement.accuracy, FittedTree(tree.paths(), gains[size]))
-    speedup = choose_size(gains[: size + 1], costs, size).speedup if size else 1.0
-    return Made(folder, measurement, tree, gains[size], speedup, data)
-
-
-def _add_cost(file: Path, facts: dict[str, Any]) -> None:
-    """The measured step cost stands beside the accuracies, for inspect-tree."""
-    content = json.loads(file.read_text(encoding="utf-8"))
-    write_atomically(file, json.dumps({**content, **facts}) + "\n")
-
-
-def _prompt_tokens(file: Path) -> int:
-    """Tokens of the prompts the target wrote for itself; 0 when they came from elsewhere."""
-    if not file.exists():
-        return 0
-    with file.open(encoding="utf-8") as rows:
-        return sum(json.loads(row)["tokens"] for row in rows)

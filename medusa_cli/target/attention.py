@@ -38,8 +38,7 @@ def grouped_attention(
     """Attention of query [B, heads, N, E] over key and value [B, key heads, C, E]; returns [B, N, heads, E]."""
     num_rows, num_heads, num_tokens, width = query.shape
     key_heads = key.shape[1]
-    foldable = attention_mask is not None and attention_mask.shape[1] == 1 and num_tokens <= FOLD_UP_TO
-    if key_heads == num_heads or not foldable:
+    if attention_mask is None or key_heads == num_heads or attention_mask.shape[1] != 1 or num_tokens > FOLD_UP_TO:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     groups = num_heads // key_heads
     folded = query.reshape(num_rows, key_heads, groups * num_tokens, width)

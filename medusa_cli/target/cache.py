@@ -56,6 +56,7 @@ class TreeLayer(CacheLayerMixin):
 
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
         place = self.place
+        assert place is not None
         rows = store[place.rows]
         if place.start is not None:
             rows[:, :, place.start : place.start + new.shape[2]] = new

@@ -49,6 +49,7 @@ class Target:
         self.config = model.config.get_text_config()
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._takes_mapping = takes_mapping(model)
         self._wanted_BN: Tensor | None = None
         self._hidden: Tensor | None = None
         model.get_output_embeddings().register_forward_pre_hook(self._before_output)
@@ -173,7 +174,7 @@ class Target:
     def _masks(self, tree: TokenTree, place: Place) -> Tensor | dict[str, Tensor]:
         """Models with several kinds of layers take a mapping, the others one tensor."""
         masks = tree_masks(tree, place, self.kinds, self.dtype)
-        return masks if len(masks) > 1 or takes_mapping(self.model) else next(iter(masks.values()))
+        return masks if len(masks) > 1 or self._takes_mapping else next(iter(masks.values()))
 
     def _positions(self, tree: TokenTree, place: Place) -> Tensor:
         """Nodes past the model's last position get the last one: they can never be kept (see Rows.limit)."""

@@ -29,9 +29,14 @@ _FREE: dict[str, Any] = {
 }
 
 
+def learning_settings(recipe: Recipe) -> dict[str, Any]:
+    """Every setting that changes what is learned, as JSON holds it."""
+    return recipe.model_dump(mode="json", exclude=_FREE)
+
+
 def recipe_hash(recipe: Recipe) -> str:
     """A short hash of every setting that changes what is learned."""
-    settings = recipe.model_dump(mode="json", exclude=_FREE)
+    settings = learning_settings(recipe)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -60,10 +60,22 @@ class Reporter(Protocol):
 
 
 class WandbReporter:
-    """Curves to Weights & Biases; needs the extra `wandb`."""
+    """Curves to Weights & Biases, which keeps them in ./wandb with WANDB_MODE=offline."""
 
     def __init__(self, project: str, config: Mapping[str, Any]) -> None:
-        self._run = need("wandb", "wandb").init(project=project, config=dict(config))
+        """Raises TrainingError when it can't start: no account, no network."""
+        wandb = need("wandb", "wandb")
+        try:
+            self._run = wandb.init(project=project, config=dict(config), settings=wandb.Settings(silent=True))
+        except wandb.Error as error:
+            raise TrainingError(
+                f"Weights & Biases can't start: {error}",
+                "log in with `wandb login`, set WANDB_MODE=offline, or leave out --report-to",
+            ) from error
+
+    def close(self) -> None:
+        """Hand in what is not written yet."""
+        self._run.finish()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Take the named numbers of a step."""

@@ -1,0 +1,151 @@
+"""The run folder and what it belongs to: run.json says with which model, data and settings it was started.
+
+run.json holds {"fingerprint", "seed", "data", "training"}: the settings that decide what is written, and, once training
+has begun, those that decide what is learnt.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medusa_cli.errors import DataError, TrainingError
+from medusa_cli.formats.atomic import write_atomically
+from medusa_cli.recipe import Recipe
+from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_settings, recipe_hash
+
+# Settings of the data that may change from run to run: more samples are written to those that are there.
+FREE_DATA = {"num_samples", "rows", "workers", "held_out"}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that this recipe may write to."""
+
+    path: Path
+    recipe: Recipe
+    found: Mapping[str, Any]
+    wanted: Mapping[str, Any]
+
+    def claim(self, fingerprint: str) -> None:
+        """Mark the folder as this recipe's and this model's. Raises TrainingError when it is another model's."""
+        theirs = self.found.get("fingerprint", fingerprint)
+        if theirs != fingerprint:
+            raise TrainingError(
+                f"{self.path} was started with a model of the fingerprint {theirs}; this one's is {fingerprint}",
+                "choose another --output-dir, or the model it was started with",
+            )
+        self._mark({**self.wanted, "fingerprint": fingerprint, "training": self.found.get("training")})
+
+    def begin_training(self, fingerprint: str) -> None:
+        """Note the settings that the checkpoints will depend on."""
+        self._mark({**self.wanted, "fingerprint": fingerprint, "training": learning_settings(self.recipe)})
+
+    def checkpoints(self, fingerprint: str) -> Checkpoints:
+        """The states of the training run in this folder."""
+        return Checkpoints(self.path, RunIdentity(recipe_hash(self.recipe), fingerprint))
+
+    def _mark(self, content: Mapping[str, Any]) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path / "run.json", json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            raise TrainingError(f"can't write to {self.path}: {error.strerror}", _ELSEWHERE) from error
+
+
+_ELSEWHERE = "choose another --output-dir, or free some space"
+
+
+def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
+    """The run folder, as far as can be told before the model is loaded.
+
+    Raises TrainingError when it is another run's, needs `resume` or can't be written, and DataError when the recipe's
+    data set is a file that can't be read.
+    """
+    path = Path(recipe.output_dir).expanduser()
+    wanted = {"seed": recipe.seed, "data": _data_identity(recipe)}
+    folder = RunFolder(path, recipe, _found(path), wanted)
+    _check_data(folder)
+    if folder.checkpoints("").exists():
+        _check_training(folder, resume)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "run.json").touch()
+    except OSError as error:
+        raise TrainingError(f"can't write to {path}: {error.strerror}", _ELSEWHERE) from error
+    return folder
+
+
+def _data_identity(recipe: Recipe) -> dict[str, Any]:
+    """What decides which samples there are; a file counts by what it holds, wherever it lies."""
+    settings: dict[str, Any] = recipe.data.model_dump(mode="json", exclude=FREE_DATA)
+    file = Path(recipe.data.dataset).expanduser()
+    if recipe.data.dataset != "self" and file.is_file():
+        try:
+            with file.open("rb") as stream:
+                settings["dataset"] = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+        except OSError as error:
+            raise DataError(f"can't read {file}: {error.strerror}", "name a readable file") from error
+    return settings
+
+
+def _found(path: Path) -> dict[str, Any]:
+    """run.json of a folder that was used before; nothing when there is none yet."""
+    mark = path / "run.json"
+    try:
+        text = mark.read_text(encoding="utf-8") if mark.is_file() else ""
+        content: dict[str, Any] = json.loads(text or "{}")
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{mark} can't be read: {error}", "choose another --output-dir") from error
+    return content
+
+
+def _check_data(folder: RunFolder) -> None:
+    """Raise TrainingError when the folder holds samples that other settings made."""
+    if not folder.found:
+        return
+    theirs = folder.found.get("data", {})
+    differing = _differing(folder.wanted["data"], theirs)
+    if folder.found.get("seed") != folder.recipe.seed:
+        differing.append("seed")
+    if "dataset" in differing and str(theirs.get("dataset", "")).startswith("sha256:"):
+        raise TrainingError(
+            f"{folder.path} was started with another content of the data set than {folder.recipe.data.dataset} holds",
+            "choose another --output-dir, or give the file it was started with",
+        )
+    if differing:
+        names = ", ".join(name if name == "seed" else f"data.{name}" for name in differing)
+        raise TrainingError(
+            f"{folder.path} is a run with other settings: {names}",
+            "choose another --output-dir, or go back to the settings it was started with",
+        )
+
+
+def _check_training(folder: RunFolder, resume: bool) -> None:
+    """Raise TrainingError unless the checkpoints are of these settings and going on is asked for."""
+    trained = folder.found.get("training")
+    differing = _differing(learning_settings(folder.recipe), trained) if trained else []
+    if differing:
+        raise TrainingError(
+            f"{folder.path} was trained with other settings: {', '.join(differing)}",
+            f"go back to them, or delete {folder.path / 'checkpoints'} to train anew on what is written there",
+        )
+    if not resume:
+        raise TrainingError(
+            f"{folder.path} holds a run that was started before",
+            "go on with --resume-from-checkpoint, or choose another --output-dir",
+        )
+
+
+def _differing(wanted: Mapping[str, Any], found: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted names of the settings that are not the same."""
+    names = []
+    for name in wanted.keys() | found.keys():
+        ours, theirs = wanted.get(name), found.get(name)
+        if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+            names += _differing(ours, theirs, f"{prefix}{name}.")
+        elif ours != theirs:
+            names.append(prefix + name)
+    return sorted(names)

@@ -1,0 +1,55 @@
+"""One model and one training run, shared by all tests of the commands."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.cli.harness import Medusa, Trained, kill_group, make_model, run_here, start, train_args
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model every test here decodes with."""
+    torch.set_num_threads(1)
+    return make_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def medusa() -> Medusa:
+    return run_here
+
+
+@pytest.fixture(scope="session")
+def trained(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Heads trained on prompts and answers that the model wrote itself."""
+    folder = tmp_path_factory.mktemp("runs") / "self"
+    return Trained(folder, run_here(*train_args(tiny, folder, "--tree-size", 6, "--json")))
+
+
+@pytest.fixture
+def heads(trained: Trained) -> Path:
+    """A folder of heads for the tiny model."""
+    assert trained.done.code == 0, trained.done.err
+    return trained.folder
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the program; nothing it started outlives the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def begin(*args: object, **environment: str) -> subprocess.Popen[str]:
+        processes.append(start(*args, **environment))
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        kill_group(process)

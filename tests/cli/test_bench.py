@@ -1,0 +1,88 @@
+"""`medusa bench` on a tiny model: real arms, one document."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import Done, run_here
+
+ARM_KEYS = (
+    "output_throughput duration total_output_tokens num_steps tokens_per_step spec_decode_acceptance_rate "
+    "spec_decode_acceptance_length spec_decode_num_drafts spec_decode_draft_tokens spec_decode_accepted_tokens "
+    "spec_decode_per_position_acceptance_rates latency_ms time_split categories results"
+).split()
+KEYS = "model dtype device runner threads arms speedup speedup_spread identical divergences verdict".split()
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"id": f"q{n}", "category": f"c{n % 2}", "turns": [f"What is {word}?"]} for n, word in enumerate("abc")]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture(scope="module")
+def bench(tiny: Path, trained, prompts: Path):
+    def run(*args: object) -> Done:
+        return run_here(
+            "bench", "-m", tiny, "--dtype", "float32", "--heads", trained.folder, "--prompts", prompts, "-n", 24, *args
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def done(bench) -> Done:
+    return bench("--compare", "greedy,hf-greedy@float32", "--num-warmups", 1, "--require-identical", "--json")
+
+
+def test_every_arm_writes_the_same_and_the_gate_passes(done: Done) -> None:
+    assert done.code == 0, done.err
+    report = done.document
+    alike = {"same": 3, "of": 3}
+    assert report["identical"]["greedy"] == report["identical"]["hf-greedy@float32"] == alike
+    assert report["divergences"] == []
+    assert "every reply is the same, token by token." in report["verdict"]
+
+
+def test_the_document_has_exactly_the_names_of_the_contract(done: Done) -> None:
+    report = done.document
+    assert list(report) == KEYS
+    # the plain name stands for the faster of an arm's dtypes
+    assert list(report["arms"]) == ["medusa", "greedy", "hf-greedy@float32", "hf-greedy"]
+    for arm in report["arms"].values():
+        assert list(arm) == ARM_KEYS
+        assert list(arm["latency_ms"]) == ["p50", "p90", "p99"]
+        assert list(arm["time_split"]) == ["draft", "verify", "accept", "keep", "other"]
+        assert {name for values in arm["categories"].values() for name in values} == {
+            "output_throughput",
+            "tokens_per_step",
+        }
+        assert list(arm["results"][0]) == ["id", "category", "token_ids", "finish_reason", "num_steps", "duration"]
+
+
+def test_our_loop_without_guesses_takes_a_step_a_token_and_heads_take_fewer(done: Done) -> None:
+    arms = done.document["arms"]
+    assert arms["greedy"]["num_steps"] == arms["hf-greedy@float32"]["num_steps"] == 3 * 23
+    assert arms["medusa"]["num_steps"] < 3 * 23
+    assert arms["medusa"]["tokens_per_step"] > arms["greedy"]["tokens_per_step"] == 1
+
+
+def test_the_table_and_the_verdict_are_for_people(bench) -> None:
+    shown = bench("--num-prompts", 1, "--num-warmups", 0)
+    assert shown.code == 0
+    assert {"medusa", "greedy"} <= {line.split()[0] for line in shown.out.splitlines() if line.strip()}
+
+
+def test_a_speed_up_nobody_reaches_exits_3(bench) -> None:
+    failed = bench("--num-prompts", 1, "--num-warmups", 0, "--min-speedup", 1000)
+    assert failed.code == 3
+    assert "error: speed-up of medusa over greedy is" in failed.err
+    assert failed.err.count("\n hint: ") == 1
+
+
+def test_the_packaged_prompts_are_used_when_none_are_named(tiny: Path, trained) -> None:
+    flags = ("--heads", trained.folder, "--num-prompts", 1, "-n", 2, "--num-warmups", 0, "--json")
+    assert run_here("bench", "-m", tiny, "--dtype", "float32", *flags).code == 0

@@ -1,0 +1,142 @@
+"""`medusa generate` on a tiny model and heads trained on its own text."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import Medusa
+
+PROMPT = "Write a story about the sea."
+KEYS = (
+    "prompt text token_ids prompt_tokens completion_tokens finish_reason num_steps tokens_per_step output_throughput "
+    "duration acceptance exact drafter tree_size model heads dtype device runner seed"
+).split()
+
+
+@pytest.fixture
+def generate(medusa: Medusa, tiny: Path, heads: Path) -> Medusa:
+    def run(*args: object, stdin: str | bytes = "", heads: Path | None = heads):
+        named = ("--heads", heads) if heads else ()
+        return medusa("generate", *args, "-m", tiny, "--dtype", "float32", "-n", 40, *named, stdin=stdin)
+
+    return run
+
+
+def test_the_text_with_heads_is_the_text_without_in_fewer_steps(generate: Medusa) -> None:
+    ours, plain = generate(PROMPT, "--json").document, generate(PROMPT, "--json", "--drafter", "none", heads=None).document
+    assert ours["token_ids"] == plain["token_ids"]
+    assert ours["text"] == plain["text"]
+    assert ours["num_steps"] < plain["num_steps"] == 39
+    assert (ours["drafter"], ours["tree_size"], plain["drafter"], plain["tree_size"]) == ("medusa", 6, "none", 0)
+
+
+def test_the_document_has_exactly_the_names_of_the_contract(generate: Medusa, tiny: Path, heads: Path) -> None:
+    done = generate(PROMPT, "--json", "--seed", 7)
+    document = done.document
+    assert list(document) == KEYS
+    assert (document["model"], document["heads"], document["seed"]) == (str(tiny), str(heads), 7)
+    assert (document["dtype"], document["device"], document["acceptance"]) == ("float32", "cpu", "greedy")
+    assert document["exact"] is True
+    assert document["completion_tokens"] == len(document["token_ids"]) == 40
+    assert document["tokens_per_step"] == pytest.approx(39 / document["num_steps"])
+
+
+def test_the_text_goes_to_stdout_and_one_line_about_it_to_stderr(generate: Medusa) -> None:
+    text = generate(PROMPT, "--json").document["text"]
+    streamed, whole = generate(PROMPT), generate(PROMPT, "--no-stream")
+    assert streamed.out == whole.out == text + "\n"
+    assert streamed.err.count("\n") == 1
+    assert "40 tokens in " in streamed.err
+    assert " tokens a step, length" in streamed.err
+    assert generate(PROMPT, "-q").err == ""
+
+
+def test_a_stop_string_ends_the_text_before_it_and_the_ids_with_it(generate: Medusa) -> None:
+    whole = generate(PROMPT, "--json").document
+    stop = whole["text"][12:14]
+    cut = generate(PROMPT, "--json", "--stop", stop, "--stop", "never written").document
+    assert cut["text"] == whole["text"].partition(stop)[0]
+    assert cut["finish_reason"] == "stop"
+    assert cut["token_ids"] == whole["token_ids"][: len(cut["token_ids"])]
+    assert len(cut["token_ids"]) < 40
+    assert generate(PROMPT, "--stop", stop).out == cut["text"] + "\n"
+
+
+def test_a_check_passes_where_the_texts_are_the_same(generate: Medusa) -> None:
+    done = generate(PROMPT, "--check")
+    assert done.code == 0, done.err
+
+
+def test_a_check_that_finds_a_difference_exits_3_after_the_text(
+    generate: Medusa, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from medusa_cli.cli import generate as module
+
+    monkeypatch.setattr(module, "_plainly", lambda *_: [1, 2, 3])
+    done = generate(PROMPT, "--check")
+    assert done.code == 3
+    assert "error: the text differs from plain decoding at token 0" in done.err
+    assert done.out
+
+
+def test_a_dash_reads_the_prompt_from_stdin(generate: Medusa) -> None:
+    assert generate("-", "--json", stdin=PROMPT).document["token_ids"] == generate(PROMPT, "--json").document["token_ids"]
+
+
+def test_a_file_of_prompts_gives_a_list_of_documents(generate: Medusa, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in (PROMPT, "What is it?")))
+    documents = generate("--prompt-file", file, "--json").document
+    assert [document["prompt"] for document in documents] == [PROMPT, "What is it?"]
+    assert documents[0]["token_ids"] == generate(PROMPT, "--json").document["token_ids"]
+    lines = tmp_path / "prompts.txt"
+    lines.write_text(f"{PROMPT}\n\nWhat is it?\n")
+    texts = [document["text"] for document in documents]
+    assert generate("--prompt-file", lines).out == "".join(text + "\n" for text in texts)
+
+
+def test_a_system_prompt_and_no_template_change_what_is_asked(generate: Medusa) -> None:
+    chat, system = generate(PROMPT, "--json").document, generate(PROMPT, "--json", "--system-prompt", "a").document
+    bare = generate(PROMPT, "--json", "--no-chat").document
+    assert bare["prompt_tokens"] < chat["prompt_tokens"] < system["prompt_tokens"]
+    assert bare["prompt"] == PROMPT
+
+
+def test_a_sample_is_the_same_for_the_same_seed_and_another_for_another(generate: Medusa) -> None:
+    def sample(seed: int) -> dict:
+        return generate(PROMPT, "--json", "--temperature", 1, "--top-p", 0.9, "--top-k", 40, "--seed", seed).document
+
+    first = sample(1)
+    assert (first["acceptance"], first["exact"]) == ("lossless", True)
+    assert sample(1)["token_ids"] == first["token_ids"]
+    assert sample(2)["token_ids"] != first["token_ids"]
+
+
+@pytest.mark.parametrize("tree", [("--tree", "2x1"), ("--tree-size", 3), ("--tree", "none")])
+def test_another_tree_changes_the_steps_and_not_the_text(generate: Medusa, tree: tuple[object, ...]) -> None:
+    other, stored = generate(PROMPT, "--json", *tree).document, generate(PROMPT, "--json").document
+    assert other["token_ids"] == stored["token_ids"]
+    assert other["tree_size"] != stored["tree_size"]
+
+
+def test_without_heads_it_says_so_and_decodes_plainly(generate: Medusa) -> None:
+    done = generate(PROMPT, heads=None)
+    assert done.code == 0
+    assert "decoding plainly: no heads are known for" in done.err
+    assert "decoding plainly: the tree is empty" in generate(PROMPT, "--tree", "none").err
+
+
+def test_settings_of_sampling_without_a_temperature_are_warned_about(generate: Medusa) -> None:
+    assert "warning: --top-p and --top-k change nothing" in generate(PROMPT, "--top-p", 0.5).err
+
+
+def test_the_document_is_also_written_to_a_file(generate: Medusa, tmp_path: Path) -> None:
+    done = generate(PROMPT, "--output-json", tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())["text"] + "\n" == done.out
+
+
+def test_a_recipe_file_names_the_model(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"target: {{model: {tiny}, dtype: float32}}\n")
+    assert medusa("generate", PROMPT, "-c", recipe, "-n", 4, "--json").document["model"] == str(tiny)
