@@ -84,7 +84,11 @@ class Step:
 
 
 class Drafter(Protocol):
-    """Guesses a tree under each row's root."""
+    """Guesses a tree under each row's root; `size` is the most nodes it offers in a step, the root left out."""
+
+    @property
+    def size(self) -> int:
+        """Nodes under the root, at most."""
 
     def start(self, context: Context) -> None:
         """Forget earlier rows; called after prefill and whenever rows join."""

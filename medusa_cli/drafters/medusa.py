@@ -17,6 +17,7 @@ class MedusaDrafter:
         tree.check_fits(heads.config.num_heads, heads.config.draft_vocab)
         self.heads = heads
         self.tree = tree
+        self.size = tree.num_nodes - 1
         self.num_ranks = int(tree.ranks_XN.max()) + 1
         # Nodes of head k read entry (k, rank) of the heads' best tokens; the root's entry is overwritten.
         self.entry_N = (tree.depths_XN[0] - 1).clamp(min=0) * self.num_ranks + tree.ranks_XN[0]

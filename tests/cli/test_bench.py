@@ -7,12 +7,36 @@ import pytest
 
 from tests.cli.harness import Done, run_here
 
-ARM_KEYS = (
-    "output_throughput duration total_output_tokens num_steps tokens_per_step spec_decode_acceptance_rate "
-    "spec_decode_acceptance_length spec_decode_num_drafts spec_decode_draft_tokens spec_decode_accepted_tokens "
-    "spec_decode_per_position_acceptance_rates latency_ms time_split categories results"
-).split()
-KEYS = "model dtype device runner threads arms speedup speedup_spread identical divergences verdict".split()
+ARM_KEYS = [
+    "output_throughput",
+    "duration",
+    "total_output_tokens",
+    "num_steps",
+    "tokens_per_step",
+    "spec_decode_acceptance_rate",
+    "spec_decode_acceptance_length",
+    "spec_decode_num_drafts",
+    "spec_decode_draft_tokens",
+    "spec_decode_accepted_tokens",
+    "spec_decode_per_position_acceptance_rates",
+    "latency_ms",
+    "time_split",
+    "categories",
+    "results",
+]
+KEYS = [
+    "model",
+    "dtype",
+    "device",
+    "runner",
+    "threads",
+    "arms",
+    "speedup",
+    "speedup_spread",
+    "identical",
+    "divergences",
+    "verdict",
+]
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,28 @@ import pytest
 from tests.cli.harness import Medusa
 
 PROMPT = "Write a story about the sea."
-KEYS = (
-    "prompt text token_ids prompt_tokens completion_tokens finish_reason num_steps tokens_per_step output_throughput "
-    "duration acceptance exact drafter tree_size model heads dtype device runner seed"
-).split()
+KEYS = [
+    "prompt",
+    "text",
+    "token_ids",
+    "prompt_tokens",
+    "completion_tokens",
+    "finish_reason",
+    "num_steps",
+    "tokens_per_step",
+    "output_throughput",
+    "duration",
+    "acceptance",
+    "exact",
+    "drafter",
+    "tree_size",
+    "model",
+    "heads",
+    "dtype",
+    "device",
+    "runner",
+    "seed",
+]
 
 
 @pytest.fixture
@@ -24,7 +42,10 @@ def generate(medusa: Medusa, tiny: Path, heads: Path) -> Medusa:
 
 
 def test_the_text_with_heads_is_the_text_without_in_fewer_steps(generate: Medusa) -> None:
-    ours, plain = generate(PROMPT, "--json").document, generate(PROMPT, "--json", "--drafter", "none", heads=None).document
+    ours, plain = (
+        generate(PROMPT, "--json").document,
+        generate(PROMPT, "--json", "--drafter", "none", heads=None).document,
+    )
     assert ours["token_ids"] == plain["token_ids"]
     assert ours["text"] == plain["text"]
     assert ours["num_steps"] < plain["num_steps"] == 39
@@ -81,7 +102,9 @@ def test_a_check_that_finds_a_difference_exits_3_after_the_text(
 
 
 def test_a_dash_reads_the_prompt_from_stdin(generate: Medusa) -> None:
-    assert generate("-", "--json", stdin=PROMPT).document["token_ids"] == generate(PROMPT, "--json").document["token_ids"]
+    assert (
+        generate("-", "--json", stdin=PROMPT).document["token_ids"] == generate(PROMPT, "--json").document["token_ids"]
+    )
 
 
 def test_a_file_of_prompts_gives_a_list_of_documents(generate: Medusa, tmp_path: Path) -> None:

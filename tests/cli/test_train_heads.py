@@ -76,7 +76,9 @@ def test_what_steered_the_prompts_is_recorded_with_the_command_and_the_versions(
     assert {"torch", "transformers", "medusa-heads"} <= set(provenance["versions"])
     assert "output_dir" not in provenance["recipe"]
     # one sample holds the last prompt token and the answer
-    written = sum(row["length"] - 1 for row in map(json.loads, (trained.folder / "written/answers/samples.jsonl").open()))
+    written = sum(
+        row["length"] - 1 for row in map(json.loads, (trained.folder / "written/answers/samples.jsonl").open())
+    )
     assert provenance["data"]["tokens learnt"] == written
 
 
@@ -119,7 +121,9 @@ def test_given_answers_are_learnt_and_the_target_s_own_are_measured(
     assert set(material.judge.keys) == held_out
 
 
-def test_prompts_that_are_too_long_are_left_out_and_counted(train: Callable[..., Done], tmp_path: Path, tiny: Path) -> None:
+def test_prompts_that_are_too_long_are_left_out_and_counted(
+    train: Callable[..., Done], tmp_path: Path, tiny: Path
+) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(rows_of(8, LAYOUTS["prompts"]) + json.dumps({"prompt": "long " * 100}) + "\n")
     done = train("--dataset", file, "data.held_out=0.3", "--verbose")
@@ -197,7 +201,9 @@ def test_a_folder_of_other_settings_is_refused_before_the_model_is_loaded(
     assert done.err.count("\n hint: ") == 1
 
 
-def test_a_preview_shows_what_is_learnt_and_trains_nothing(medusa: Medusa, tiny: Path, data: Path, tmp_path: Path) -> None:
+def test_a_preview_shows_what_is_learnt_and_trains_nothing(
+    medusa: Medusa, tiny: Path, data: Path, tmp_path: Path
+) -> None:
     args = ("train-heads", "-m", tiny, "--dataset", data, "--preview-masks", "-o", tmp_path / "run")
     shown = medusa(*args)
     assert shown.code == 0
