@@ -132,7 +132,7 @@ def target_of(model: Any, attention: str = "eager", runner: str = "eager", token
     """A target over a copy of the model with this attention, wrapped as `load_target` does."""
     mine = _built(model.config, grouped.register() if attention == "grouped" else attention)
     mine.load_state_dict(model.state_dict())
-    mine.generation_config = model.generation_config
+    mine.generation_config = copy.deepcopy(model.generation_config)
     return make_target(mine, tokenizer, TargetSettings(model="tiny", dtype="float32", device="cpu", runner=runner))
 
 
