@@ -13,10 +13,10 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench map docs clean
+.PHONY: help setup demo test lint type bench bench-writing map docs clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## install medusa, its tools and the embedded model into $(VENV)
 
@@ -49,6 +49,9 @@ type: setup ## mypy
 
 bench: setup ## the table of docs/benchmarks.md; PROMPTS=file.jsonl for other prompts
 	$(MEDUSA) bench --compare greedy,hf-greedy $(if $(PROMPTS),--prompts $(PROMPTS))
+
+bench-writing: setup ## the data stage's writer against transformers' batched generate
+	$(BIN)/python -m medusa_cli.produce.versus
 
 map: setup ## each file of the package, in one line
 	@$(BIN)/python -m medusa_cli.cli.reference map

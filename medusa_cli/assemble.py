@@ -7,6 +7,7 @@ from typing import Literal
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.lossless import Lossless
 from medusa_cli.contracts import AcceptanceRule, Drafter
+from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import FormatError, RecipeError
@@ -15,6 +16,7 @@ from medusa_cli.formats.places import find_heads
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
 from medusa_cli.trees.build import best_tree
+from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import parse_tree, read_measured, read_tree
 from medusa_cli.trees.tree import TokenTree
 
@@ -44,7 +46,11 @@ def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     if folder is None:
         return NoDrafter()
     heads = read_heads(folder, target)
+    if target.identity.runner == "packed":
+        heads.pack()
     tree = _choose_tree(choice, folder)
+    if isinstance(tree, DynamicShape):
+        return DynamicMedusaDrafter(heads, tree)
     return MedusaDrafter(heads, tree) if tree.num_nodes > 1 else NoDrafter()
 
 
@@ -75,12 +81,12 @@ def _folder(choice: DrafterChoice, model: str) -> Path | None:
     return folder
 
 
-def _choose_tree(choice: DrafterChoice, folder: Path) -> TokenTree:
-    """The tree named, the best one of a size, or the one stored with the heads."""
+def _choose_tree(choice: DrafterChoice, folder: Path) -> TokenTree | DynamicShape:
+    """The tree named, fixed or dynamic, the best one of a size, or the one stored with the heads."""
     if choice.tree is not None and choice.tree_size is not None:
         raise RecipeError("--tree and --tree-size both say which tree", "give one of them")
     if choice.tree is not None:
-        return parse_tree(choice.tree)
+        return DynamicShape.parse(choice.tree) or parse_tree(choice.tree)
     if choice.tree_size is not None:
         return best_tree(read_measured(folder).conditional_KR, choice.tree_size)
     return read_tree(folder)

@@ -84,7 +84,11 @@ class Step:
 
 
 class Drafter(Protocol):
-    """Guesses a tree under each row's root."""
+    """Guesses a tree under each row's root; `size` is the most nodes it offers in a step, the root left out."""
+
+    @property
+    def size(self) -> int:
+        """Nodes under the root, at most."""
 
     def start(self, context: Context) -> None:
         """Forget earlier rows; called after prefill and whenever rows join."""
@@ -106,12 +110,15 @@ class AcceptanceRule(Protocol):
 
 
 class DraftHeads(Protocol):
-    """Modules that guess the tokens after next from the target's hidden state."""
+    """Modules that guess the tokens after next from the target's hidden state, and maybe the root."""
 
     config: Any
 
-    def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] to draft logits [..., K, W] over the W entries of the draft vocabulary."""
+    def inputs(self, hidden: Tensor, roots: Tensor) -> Tensor:
+        """What the heads see [..., I], from hidden states [..., H] and the ids they decided [...]."""
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """inputs [..., I] to draft logits [..., K, W] over the W entries of the draft vocabulary."""
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary indices to the target's token ids, same shape."""

@@ -15,9 +15,10 @@ settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)
-def _same_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same random numbers for each test, whatever ran before, and no MEDUSA_* setting from outside."""
+def _same_start(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The same random numbers for each test, whatever ran before, and no MEDUSA_* setting or cache from outside."""
     for name in [name for name in os.environ if name.startswith("MEDUSA_")]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path_factory.getbasetemp() / "medusa-home"))
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)

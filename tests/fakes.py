@@ -58,7 +58,11 @@ _OLD = {
     "tie_word_embeddings": False,
 }
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-_ALTERNATING = {"layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4}
+_SLIDING = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "sliding_window": WINDOW,
+}
 
 ARCHITECTURES = {
     architecture.model_type: architecture
@@ -70,14 +74,14 @@ ARCHITECTURES = {
         Architecture("qwen3", _GROUPED),
         Architecture("qwen3_moe", {**_GROUPED, **_EXPERTS, "num_experts": 4}),
         Architecture("gemma", _GROUPED),
-        Architecture("gemma2", {**_GROUPED, **_ALTERNATING, "sliding_window": WINDOW}, ("eager",)),
-        Architecture("gemma3_text", {**_GROUPED, **_ALTERNATING, "sliding_window": WINDOW}),
-        Architecture("gpt_oss", {**_GROUPED, **_ALTERNATING, "sliding_window": WINDOW, "num_local_experts": 4}, ("eager",)),
+        Architecture("gemma2", {**_GROUPED, **_SLIDING}, ("eager",)),
+        Architecture("gemma3_text", {**_GROUPED, **_SLIDING}),
+        Architecture("gpt_oss", {**_GROUPED, **_SLIDING, "num_local_experts": 4}, ("eager",)),
         Architecture("smollm3", {**_GROUPED, "no_rope_layers": [1, 0]}),
         Architecture("olmo2", _GROUPED),
         Architecture("cohere", {**_GROUPED, "tie_word_embeddings": True}),
         Architecture("granite", {**_GROUPED, "logits_scaling": 4.0, "tie_word_embeddings": True}),
-        Architecture("granite_swa", {**_GROUPED, **_ALTERNATING, "sliding_window": WINDOW}, ("eager",)),
+        Architecture("granite_swa", {**_GROUPED, **_SLIDING}, ("eager",)),
         Architecture("starcoder2", {**_GROUPED, "sliding_window": WINDOW}),
         Architecture("stablelm", {**_GROUPED, "partial_rotary_factor": 0.5}),
         Architecture("phi", {**_GROUPED, "partial_rotary_factor": 0.5}),
@@ -119,7 +123,8 @@ def tiny_model(name: str, **changes: Any) -> Any:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=rng)
             # Gains and biases move a little; matrices are large enough for sharp attention.
-            parameter.copy_(parameter + 0.1 * noise if parameter.dim() < 2 else 1.5 * noise / parameter.shape[-1] ** 0.5)
+            numbers = 1.5 * noise / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else parameter + 0.1 * noise
+            parameter.copy_(numbers)
     return model
 
 
@@ -127,7 +132,7 @@ def target_of(model: Any, attention: str = "eager", runner: str = "eager", token
     """A target over a copy of the model with this attention, wrapped as `load_target` does."""
     mine = _built(model.config, grouped.register() if attention == "grouped" else attention)
     mine.load_state_dict(model.state_dict())
-    mine.generation_config = model.generation_config
+    mine.generation_config = copy.deepcopy(model.generation_config)
     return make_target(mine, tokenizer, TargetSettings(model="tiny", dtype="float32", device="cpu", runner=runner))
 
 
@@ -321,3 +326,22 @@ DRAFTERS: dict[str, Callable[[Sequence[Sequence[int]], MakeTree], KnowingDrafter
     "random": RandomDrafter,
     "per_position": per_position,
 }
+
+
+# --- chance ---
+
+
+def chance_of_worse(drawn_M: Tensor, p_V: Tensor) -> float:
+    """The chance that draws from p differ from it more than these do (Pearson's chi-square)."""
+    counts_V = torch.bincount(drawn_M, minlength=len(p_V)).double()
+    possible_V = p_V > 0
+    assert counts_V[~possible_V].sum() == 0, "a token that has no chance was drawn"
+    expected_V = p_V[possible_V].double() * len(drawn_M)
+    statistic = ((counts_V[possible_V] - expected_V) ** 2 / expected_V).sum()
+    freedom = torch.tensor((int(possible_V.sum()) - 1) / 2, dtype=torch.double)
+    return float(torch.special.gammaincc(freedom, statistic / 2)) if freedom > 0 else 1.0
+
+
+def follows(drawn_M: Tensor, p_V: Tensor) -> bool:
+    """Whether draws may well come from p: a chi-square test at the 0.1 % level."""
+    return chance_of_worse(drawn_M, p_V) > 1e-3

@@ -10,14 +10,14 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "medusa_cli"
 LAYERS = (
-    ("errors", "lazy"),
+    ("errors", "lazy", "packed"),
     ("trees", "recipe"),
     ("contracts",),
     ("heads", "target"),
     ("drafters", "acceptance", "formats", "data"),
     ("decode", "train"),
     ("assemble",),
-    ("produce", "bench", "serve"),
+    ("bench", "produce", "serve"),
     ("cli",),
 )
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}

@@ -244,10 +244,9 @@ def _summary(answer: Answer) -> str:
 def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> dict[str, Any]:
     """The JSON of one text, with the names of the contract."""
     from medusa_cli.assemble import find_heads
-    from medusa_cli.drafters.medusa import MedusaDrafter
 
     target, made = parts.target, answer.generation
-    speculates = isinstance(parts.drafter, MedusaDrafter)
+    speculates = parts.drafter.size > 0
     folder = find_heads(heads, target.name) if speculates else None
     return {
         "prompt": answer.prompt,
@@ -263,7 +262,7 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
         "acceptance": type(parts.rule).__name__.lower(),
         "exact": parts.rule.exact,
         "drafter": "medusa" if speculates else "none",
-        "tree_size": parts.drafter.tree.num_nodes - 1 if isinstance(parts.drafter, MedusaDrafter) else 0,
+        "tree_size": parts.drafter.size,
         "model": target.name,
         "heads": str(folder) if folder else None,
         "dtype": str(target.dtype).removeprefix("torch."),

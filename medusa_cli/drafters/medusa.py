@@ -17,6 +17,7 @@ class MedusaDrafter:
         tree.check_fits(heads.config.num_heads, heads.config.draft_vocab)
         self.heads = heads
         self.tree = tree
+        self.size = tree.num_nodes - 1
         self.num_ranks = int(tree.ranks_XN.max()) + 1
         # Nodes of head k read entry (k, rank) of the heads' best tokens; the root's entry is overwritten.
         self.entry_N = (tree.depths_XN[0] - 1).clamp(min=0) * self.num_ranks + tree.ranks_XN[0]
@@ -27,7 +28,8 @@ class MedusaDrafter:
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """Best tokens of each head under each row's root; siblings are distinct because ranks are."""
-        best_BKR = self.heads(context.hidden_BH).topk(self.num_ranks, dim=-1).indices
+        inputs = self.heads.inputs(context.hidden_BH, context.root_B)
+        best_BKR = self.heads(inputs).topk(self.num_ranks, dim=-1).indices
         tokens_BN = self.heads.to_target_ids(best_BKR).flatten(1)[:, self.entry_N.to(best_BKR.device)]
         tokens_BN[:, 0] = context.root_B
         return Draft(tokens_BN, self.tree.to(tokens_BN.device))

@@ -3,6 +3,8 @@
 heads.safetensors holds, with the shape letters of heads/medusa.py:
   weight         [L, K, H, H]   block l of head k is x + SiLU(weight[l, k] @ x + bias[l, k])
   bias           [L, K, H]
+  root_weight    [K, H, H]      only for heads that see the root: root_weight[k] @ rms_norm(target rows[root]) is added
+                                to what block 0 puts through SiLU
   draft_ids      [W] int32      target ids of the draft vocabulary
   output_weight  [K, W, H]      only with an own output; otherwise logits are block output @ target rows[draft_ids].T
   output_bias    [K, W]         only with an own output that has a bias

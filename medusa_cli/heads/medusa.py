@@ -1,10 +1,12 @@
 """Medusa heads: small residual modules that guess the tokens after next from the target's last hidden state.
 
 Head k (from 0) sees the hidden state that decided token t+1 and guesses token t+k+2. From "Medusa: Simple LLM
-Inference Acceleration Framework with Multiple Decoding Heads" (arXiv 2401.10774), with one change: the output matrix
-may be the target's own, narrowed to a draft vocabulary, because an own one costs as much as a small target.
+Inference Acceleration Framework with Multiple Decoding Heads" (arXiv 2401.10774), with two changes. The output matrix
+may be the target's own, narrowed to a draft vocabulary, because an own one costs as much as a small target. And heads
+may see token t+1, the root, which is decided when they guess: a small module can't work out which token won.
 
-Shape letters: K heads, L layers of a head, H hidden, V rows of the target's output matrix, W draft vocabulary.
+Shape letters: K heads, L layers of a head, H hidden, I inputs (H, or 2H with the root), V rows of the target's output
+matrix, W draft vocabulary.
 """
 
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from medusa_cli.errors import HeadsMismatch
+from medusa_cli.packed import PackedLinear
 from medusa_cli.recipe import Settings
 
 
@@ -25,6 +28,7 @@ class MedusaConfig(Settings):
     vocab_size    V: rows of the target's output matrix, padding rows included
     draft_vocab   W: entries of the draft vocabulary; at most V
     own_output    each head has a trained output matrix; otherwise all share the target's rows, which are not stored
+    sees_root     the heads also see the root, as its row of the target's output matrix
     output_bias   the output has a bias (some targets' output does)
     """
 
@@ -36,6 +40,7 @@ class MedusaConfig(Settings):
     draft_vocab: int = Field(ge=1)
     own_output: bool
     output_bias: bool
+    sees_root: bool = False
     target_name: str
     target_fingerprint: str
 
@@ -97,7 +102,8 @@ class Projection:
 class MedusaHeads(nn.Module):
     """K heads of L residual blocks each, x + SiLU(Linear(x)), run as one batched product.
 
-    weight [L, K, H, H] and bias [L, K, H] start at zero, so that an untrained head repeats the target's own guess.
+    weight [L, K, H, H], bias [L, K, H] and, with sees_root, root_weight [K, H, H], which reads the root in the first
+    block, start at zero, so that an untrained head repeats the target's own guess.
     draft_ids [W] are the target ids of the draft vocabulary. With a shared output, `bind` must be called before
     `forward`; nothing bound is trained or stored.
     """
@@ -105,6 +111,7 @@ class MedusaHeads(nn.Module):
     draft_ids: Tensor
     shared_weight: Tensor | None
     shared_bias: Tensor | None
+    root_rows: Tensor | None
 
     def __init__(self, config: MedusaConfig, draft_ids_W: Tensor) -> None:
         super().__init__()
@@ -113,15 +120,18 @@ class MedusaHeads(nn.Module):
         self.config = config
         self.weight = nn.Parameter(torch.zeros(num_layers, num_heads, hidden, hidden))
         self.bias = nn.Parameter(torch.zeros(num_layers, num_heads, hidden))
+        self.root_weight = nn.Parameter(torch.zeros(num_heads, hidden, hidden)) if config.sees_root else None
         self.output_weight: nn.Parameter | None = None
         self.output_bias: nn.Parameter | None = None
         if config.own_output:
             self.output_weight = nn.Parameter(torch.zeros(num_heads, config.draft_vocab, hidden))
             if config.output_bias:
                 self.output_bias = nn.Parameter(torch.zeros(num_heads, config.draft_vocab))
+        self.packed_output: PackedLinear | None = None
         self.register_buffer("draft_ids", draft_ids_W.long())
         self.register_buffer("shared_weight", None, persistent=False)
         self.register_buffer("shared_bias", None, persistent=False)
+        self.register_buffer("root_rows", None, persistent=False)
 
     @classmethod
     def fresh(
@@ -139,7 +149,8 @@ class MedusaHeads(nn.Module):
         return heads
 
     def bind(self, output_VH: Tensor, bias_V: Tensor | None = None) -> "MedusaHeads":
-        """Take the rows of the draft vocabulary from the target's output matrix; does nothing for an own output.
+        """Take what the heads need of the target's output matrix: the draft vocabulary's rows, unless the output is
+        their own, and the roots' rows, if they see the root.
 
         Raises HeadsMismatch when the matrix has other rows or columns than the heads were made for.
         """
@@ -155,9 +166,17 @@ class MedusaHeads(nn.Module):
                 "the heads need a model whose output has a bias; this one's has none",
                 f"these heads belong to {config.target_name}: load that model, or train heads for this one",
             )
+        if config.sees_root:
+            self.root_rows = output_VH.detach()
         if not config.own_output:
             self.shared_weight = self._rows(output_VH)
             self.shared_bias = self._rows(bias_V) if config.output_bias and bias_V is not None else None
+        return self
+
+    def pack(self) -> "MedusaHeads":
+        """Lay the shared output out for the CPU's kernels: with few rows it is most of what the heads cost."""
+        if self.shared_weight is not None:
+            self.packed_output = PackedLinear(self.shared_weight, self.shared_bias)
         return self
 
     def _rows(self, table_V: Tensor) -> Tensor:
@@ -167,11 +186,25 @@ class MedusaHeads(nn.Module):
         rows = table_V[:width] if first else table_V[self.draft_ids.to(table_V.device)]
         return rows.detach().to(device=self.weight.device, dtype=self.weight.dtype)
 
-    def block_forward(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] through every head's blocks: [..., K, H]."""
+    def inputs(self, hidden: Tensor, roots: Tensor) -> Tensor:
+        """What the heads see [..., I]: hidden [..., H] and, with sees_root, the rows of the roots' ids [...].
+
+        Rows are brought to a mean square of 1, the scale of a normed hidden state.
+        """
+        if self.root_weight is None:
+            return hidden
+        assert self.root_rows is not None, "bind(output_weight) comes first"
+        rows = self.root_rows[roots].to(hidden.dtype)
+        return torch.cat([hidden, F.rms_norm(rows, rows.shape[-1:])], dim=-1)
+
+    def block_forward(self, inputs: Tensor) -> Tensor:
+        """inputs [..., I] through every head's blocks: [..., K, H]."""
         num_layers, num_heads, size = self.bias.shape
+        hidden = inputs[..., :size]
         # The first layer's input is the same for all heads: one wide product instead of K narrow ones.
         wide = F.linear(hidden, self.weight[0].view(num_heads * size, size), self.bias[0].view(-1))
+        if self.root_weight is not None:
+            wide = wide + F.linear(inputs[..., size:], self.root_weight.view(num_heads * size, size))
         blocks = hidden.unsqueeze(-2) + F.silu(wide.unflatten(-1, (num_heads, size)))
         for layer in range(1, num_layers):
             inner = torch.einsum("...kh,kgh->...kg", blocks, self.weight[layer]) + self.bias[layer]
@@ -185,9 +218,12 @@ class MedusaHeads(nn.Module):
         assert self.shared_weight is not None, "bind(output_weight) comes first"
         return Projection(self.shared_weight, self.shared_bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] to logits [..., K, W] over the draft vocabulary."""
-        blocks = self.block_forward(hidden)
+    def forward(self, inputs: Tensor) -> Tensor:
+        """inputs [..., I] to logits [..., K, W] over the draft vocabulary."""
+        blocks = self.block_forward(inputs)
+        if self.packed_output is not None:
+            packed: Tensor = self.packed_output(blocks)
+            return packed
         if self.output_weight is None:
             shared = self.projection(0)
             return F.linear(blocks, shared.weight_WH, shared.bias_W)

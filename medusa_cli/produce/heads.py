@@ -122,6 +122,7 @@ def _fresh_heads(recipe: Recipe, target: Target, material: Material) -> MedusaHe
         draft_vocab=len(draft_ids),
         own_output=recipe.heads.own_output,
         output_bias=target.output_bias is not None,
+        sees_root=recipe.heads.sees_root,
         target_name=target.name,
         target_fingerprint=target.fingerprint,
     )

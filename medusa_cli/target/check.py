@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -83,8 +84,8 @@ def require(target: Target, result: CheckResult) -> None:
             "try --dtype float32; if that is no help, the weights are damaged: copy or download them again",
         )
     raise TargetError(
-        f"{target.name} ({target.config.model_type}) can't verify a tree: its logits over a tree differ from its own by "
-        f"{result.max_difference:.2g} of their spread, and rounding in {dtype} explains {result.bound:g}",
+        f"{target.name} ({target.config.model_type}) can't verify a tree: its logits over a tree differ from its own "
+        f"by {result.max_difference:.2g} of their spread, and rounding in {dtype} explains {result.bound:g}",
         "try --dtype float32, or --attention eager --runner eager; else this architecture is not supported",
     )
 
@@ -207,4 +208,5 @@ def _remember(file: Path, identity: str, result: CheckResult) -> None:
         partial.write_text(json.dumps({"of": json.loads(identity), "result": asdict(result)}), encoding="utf-8")
         os.replace(partial, file)
     except OSError:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from medusa_cli.errors import TargetError
 from medusa_cli.target.fetch import fetch_model, fetch_tokenizer
-from medusa_cli.target.sources import Source
+from medusa_cli.target.sources import Source, is_whole
 
 
 def converted(source: Source) -> Source:
@@ -18,12 +18,12 @@ def converted(source: Source) -> Source:
     home = source.convert_to
     if home is None:
         return source
-    if not home.is_dir():
+    if not is_whole(home):
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
             # the system drops the lock of a process that dies
             with FileLock(home.with_name(f"{home.name}.lock")):
-                if not home.is_dir():
+                if not is_whole(home):
                     _convert(source, home)
         except (OSError, SafetensorError) as error:
             raise TargetError(
@@ -35,7 +35,8 @@ def converted(source: Source) -> Source:
 def _convert(source: Source, home: Path) -> None:
     """Write beside `home` and give it the name at the end: a kill leaves nothing that looks complete."""
     partial = home.with_name(f"{home.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # what a killed conversion left
+    for left in (partial, home):  # by a killed conversion, or by someone who took files out
+        shutil.rmtree(left, ignore_errors=True)
     loaded = fetch_model(source, None, torch.float32, "eager")
     tokenizer = fetch_tokenizer(source, None)
     if hasattr(loaded.config, "quantization_config"):

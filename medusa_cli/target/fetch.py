@@ -17,6 +17,7 @@ Loaded = TypeVar("Loaded")
 
 _CHECK_FOLDER = "is the folder complete, and does this version of transformers know the architecture?"
 _COPY_AGAIN = "copy or download the whole model again"
+_COPY_FILE = "is the .gguf file complete? copy or download it again"
 _COPY_TOKENIZER = "a tokenizer.json and a tokenizer_config.json belong to the model: copy them into its folder"
 
 
@@ -110,6 +111,7 @@ def _loading(source: Source, what: str, hint: str, load: Callable[[], Loaded]) -
         text = " ".join(str(error).split())
         told = _from_hub(source, error) or _in_words(source, text)
         if told is None:
+            hint = _COPY_FILE if source.gguf_file else hint
             told = TargetError(f"can't load {what} of {source.name}: {text[:200] or type(error).__name__}", hint)
         raise told from error
 

@@ -2,50 +2,54 @@
 
 import hashlib
 import inspect
-import os
-import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as library_logging
 
 from medusa_cli.errors import TargetError
+from medusa_cli.packed import can_pack
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention
+from medusa_cli.target.check import checked
+from medusa_cli.target.convert import converted
+from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer
 from medusa_cli.target.masks import MaskKinds
 from medusa_cli.target.model import Identity, Target, takes_mapping
-from medusa_cli.target.runner import can_pack, keep_freed_memory, pack
+from medusa_cli.target.refuse import refuse_config, refuse_model
+from medusa_cli.target.runner import keep_freed_memory, pack
 from medusa_cli.target.sources import Source, find_source, licence_of
 
-ATTENTION_KINDS = {"full_attention", "sliding_attention"}
-SAMPLED_TENSORS, SAMPLED_NUMBERS = 12, 512
+SAMPLED_NUMBERS = 64  # of each tensor
 
 
 def load_target(settings: TargetSettings) -> Target:
-    """Load the model a recipe names. TargetError for everything that can go wrong on the way."""
+    """Load the model a recipe names, self-checked. TargetError for everything that can go wrong on the way."""
+    target = load_unchecked(settings)
+    checked(target)
+    return target
+
+
+def load_unchecked(settings: TargetSettings) -> Target:
+    """As `load_target`, without the self-check: for who runs it himself, or verifies no tree."""
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()
-    source = converted(find_source(settings.model))
     device = choose_device(settings.device)
+    source = converted(find_source(settings.model))
     if device.type == "cpu":
         keep_freed_memory()
     dtype = choose_dtype(settings.dtype, device)
-    names = {"revision": settings.revision} if settings.revision else {}
-    if source.gguf_file:
-        names["gguf_file"] = source.gguf_file
-    config = _loading(source, lambda: AutoConfig.from_pretrained(source.location, **names))
-    _refuse_layers(config, settings.model)
-    model = _load_model(source, config, settings, dtype, device, names)
-    tokenizer = _loading(source, lambda: AutoTokenizer.from_pretrained(source.location, **names))
-    return make_target(model, tokenizer, settings)
+    config = fetch_config(source, settings.revision)
+    refuse_config(config, settings.model)
+    tokenizer = fetch_tokenizer(source, settings.revision)
+    return make_target(_load_model(source, config, settings, dtype, device), tokenizer, settings)
 
 
 def make_target(model: Any, tokenizer: Any, settings: TargetSettings) -> Target:
     """Wrap a model that is already in memory; packs it in place when the runner says so."""
-    _refuse_forward(model, settings.model)
+    refuse_model(model, settings.model)
     kinds = mask_kinds(model)
     fingerprint = fingerprint_of(model)
     weight = model.get_input_embeddings().weight
@@ -66,7 +70,11 @@ def choose_device(wanted: str) -> torch.device:
         present = torch.cuda.device_count()
         index = int(wanted.partition(":")[2] or 0)
         if index >= present:
-            raise TargetError(f"device {wanted} is not there: {present} CUDA devices", "use --device cpu, or auto")
+            raise TargetError(
+                f"device {wanted} is not there: torch sees {present} CUDA devices", "use --device cpu, or auto"
+            )
+    if wanted == "mps" and not torch.backends.mps.is_available():
+        raise TargetError("device mps is not there: this torch or this machine has none", "use --device cpu, or auto")
     return torch.device(wanted)
 
 
@@ -127,131 +135,33 @@ def mask_kinds(model: Any) -> MaskKinds:
 
 
 def fingerprint_of(model: Any) -> str:
-    """A hash over a sample of the weights, rounded to bfloat16 so that the dtype loaded in does not matter."""
+    """A hash over a sample of every weight: the same in whatever dtype they are loaded, another when one tensor is.
+
+    Numbers are rounded to bfloat16 and then to float16, in this order: weights stored in bfloat16 agree in all three.
+    """
     digest = hashlib.sha256()
     named = sorted((name, tensor) for name, tensor in model.named_parameters() if tensor.is_floating_point())
-    for name, tensor in named[:: max(1, len(named) // SAMPLED_TENSORS)]:
+    for name, tensor in named:
         numbers: Tensor = tensor.detach().flatten()
         sample = numbers[:: max(1, len(numbers) // SAMPLED_NUMBERS)][:SAMPLED_NUMBERS]
-        digest.update(name.encode())
-        digest.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+        digest.update(f"{name} {list(tensor.shape)}".encode())
+        digest.update(sample.to("cpu", torch.bfloat16).half().view(torch.int16).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def converted(source: Source) -> Source:
-    """The source itself, or for an embedded GGUF file the folder it is converted into, once."""
-    if source.convert_to is None:
-        return source
-    home = source.convert_to
-    if not (home / "config.json").is_file():
-        _convert(source, home)
-    return Source(source.name, str(home))
-
-
-def _convert(source: Source, home: Path) -> None:
-    """Dequantise a GGUF file to a folder of safetensors; a kill leaves nothing that looks complete."""
-    partial = home.with_name(f"{home.name}.{os.getpid()}.partial")
-    names = {"gguf_file": source.gguf_file}
-    loaded = _loading(
-        source, lambda: AutoModelForCausalLM.from_pretrained(source.location, dtype=torch.float32, **names)
-    )
-    tokenizer = _loading(source, lambda: AutoTokenizer.from_pretrained(source.location, **names))
-    if hasattr(loaded.config, "quantization_config"):
-        del loaded.config.quantization_config
-    # The library refuses to save a model that came from GGUF: its numbers go into a fresh one.
-    fresh = AutoModelForCausalLM.from_config(loaded.config)
-    fresh.load_state_dict(loaded.state_dict())
-    fresh.generation_config = loaded.generation_config
+def _load_model(source: Source, config: Any, settings: TargetSettings, dtype: torch.dtype, device: torch.device) -> Any:
+    """The model on its device, with the attention asked for, or eager where `auto` meets one that has no other."""
     try:
-        fresh.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        if home.exists():
-            shutil.rmtree(home)
-        partial.rename(home)
-    except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise TargetError(
-            f"can't write the converted model to {home}: {error}", "free some disk, or set MEDUSA_HOME"
-        ) from error
-
-
-def _load_model(
-    source: Source,
-    config: Any,
-    settings: TargetSettings,
-    dtype: torch.dtype,
-    device: torch.device,
-    names: dict[str, Any],
-) -> Any:
-    implementation = choose_attention(settings.attention, config)
-    load = AutoModelForCausalLM.from_pretrained
-    try:
-        model = _loading(
-            source, lambda: load(source.location, dtype=dtype, attn_implementation=implementation, **names)
-        )
-    except _NoSuchAttention as error:
-        if settings.attention not in ("auto", "grouped"):
+        model = fetch_model(source, settings.revision, dtype, choose_attention(settings.attention, config))
+    except NoSuchAttention as error:
+        if settings.attention != "auto":
             raise TargetError(
-                f"{settings.model} has no {settings.attention} attention", "use --attention eager"
+                f"{settings.model} ({config.model_type}) has no {settings.attention} attention", "use --attention eager"
             ) from error
-        model = _loading(source, lambda: load(source.location, dtype=dtype, attn_implementation="eager", **names))
+        model = fetch_model(source, settings.revision, dtype, "eager")
     try:
         return model.to(device)
     except torch.OutOfMemoryError as error:
         raise TargetError(
             f"{settings.model} does not fit on {device}", "use a smaller model, or --dtype bfloat16"
         ) from error
-
-
-class _NoSuchAttention(Exception):
-    """The architecture does not support the attention implementation asked for."""
-
-
-def _loading(source: Source, load: Any) -> Any:
-    """Run one of the library's loaders; its many exceptions become one TargetError."""
-    try:
-        return load()
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, AttributeError) as error:
-        text = " ".join(str(error).split())
-        if "attn_implementation" in text or "does not support an attention" in text:
-            raise _NoSuchAttention from error
-        offline = not Path(source.location).exists()
-        what = f"can't load {source.name} ({source.location}): {text[:200] or type(error).__name__}"
-        hint = (
-            "is the hub reachable and the id right? HF_HUB_OFFLINE=1 uses only what was downloaded before"
-            if offline
-            else "is the folder complete, and does this version of transformers know the architecture?"
-        )
-        raise TargetError(what, hint) from error
-
-
-def _refuse_layers(config: Any, name: str) -> None:
-    """Refuse layers whose state can't forget a rejected node."""
-    text = config.get_text_config()
-    strange = sorted(set(getattr(text, "layer_types", None) or ()) - ATTENTION_KINDS)
-    recurrent = any(DynamicCache(config=text).is_linear) if not strange else False
-    if strange or recurrent:
-        kinds = ", ".join(strange) or "recurrent"
-        raise TargetError(
-            f"{name} ({text.model_type}) has {kinds} layers: their state can't forget rejected guesses",
-            "use a model whose layers are all full or sliding attention",
-        )
-
-
-def _refuse_forward(model: Any, name: str) -> None:
-    """Refuse models that look ahead, and models that can't be told the position of a node."""
-    config = model.config.get_text_config()
-    # Some causal models carry the setting too, but only encoders' code can look both ways.
-    both_ways = "create_bidirectional_mask" in inspect.getsource(inspect.getmodule(type(model)) or type(model))
-    if both_ways and getattr(config, "is_decoder", None) is False:
-        raise TargetError(
-            f"{name} ({config.model_type}) is an encoder: it reads the tokens that are yet to be written",
-            "use a causal language model",
-        )
-    if "position_ids" not in inspect.signature(model.forward).parameters or getattr(config, "alibi", False):
-        raise TargetError(
-            f"{name} ({config.model_type}) takes no position ids: two guesses for the same place can't share a forward",
-            "use a model with rotary or learned positions",
-        )
-    if model.get_output_embeddings() is None:
-        raise TargetError(f"{name} ({config.model_type}) has no output matrix", "use a causal language model")

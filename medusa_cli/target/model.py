@@ -76,10 +76,12 @@ class Target:
 
     @cached_property
     def output_weight(self) -> Tensor:
-        """The output matrix [V, H] as the model holds it, packed or not."""
+        """The output matrix [V, H], from the embeddings where these are tied to it: a packed one would be a copy."""
         output = self.model.get_output_embeddings()
         if isinstance(output, nn.Linear):
             return output.weight.detach()
+        if output.tied_to is not None:
+            return output.tied_to.detach()
         return output.packed.to_dense()
 
     @cached_property

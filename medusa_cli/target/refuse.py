@@ -3,8 +3,7 @@
 import inspect
 from typing import Any
 
-from transformers import DynamicCache
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 
 from medusa_cli.errors import TargetError
 
@@ -37,7 +36,7 @@ def refuse_model(model: Any, name: str) -> None:
         for module in model.modules()
     ):
         raise TargetError(
-            f"{name} ({model.config.model_type}) reads in both directions: what follows a token changes its scores",
+            f"{name} ({model.config.model_type}) is an encoder: it reads the tokens that are yet to be written",
             _USE_CAUSAL,
         )
 

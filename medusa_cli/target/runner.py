@@ -1,31 +1,13 @@
-"""How a forward is launched: eager, or packed (weights laid out for the CPU's matrix kernels).
-
-Packing replaces every linear layer by one that holds the same numbers in oneDNN's blocked layout. The layout is
-chosen for 64 rows: it serves one row as well as the plain one does, and several rows far better.
-"""
+"""How a forward is launched: eager, or packed (every linear layer in the layout of medusa_cli/packed.py)."""
 
 import ctypes
 import platform
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-PACKED_FOR = 64
+from medusa_cli.packed import PackedLinear
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1
-
-
-class PackedLinear(nn.Module):
-    """A frozen linear layer over a weight in oneDNN's layout; CPU only, no gradient for the weight."""
-
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = weight_OI.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().contiguous(), PACKED_FOR)
-        self.bias = None if bias_O is None else bias_O.detach()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """[..., I] to [..., O]."""
-        return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
 
 
 def keep_freed_memory() -> None:
@@ -40,15 +22,13 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGEST)
 
 
-def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether packing runs here, and pays."""
-    return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()
-
-
 def pack(model: nn.Module) -> nn.Module:
     """Replace the model's linear layers by packed ones, in place; embeddings keep their own weight."""
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+                packed = PackedLinear(child.weight, child.bias)
+                packed.tied_to = child.weight if child.weight in embeddings else None
+                setattr(parent, name, packed)
     return model

@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import importlib.util
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ import yaml
 
 from medusa_cli.errors import TargetError
 
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_COPY_AGAIN = "copy the file from the model again"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def find_source(name: str) -> Source:
     if "/" in name:
         return Source(name, name)
     aliases = sorted([*names["embedded"], *names["hub"]])
-    near = difflib.get_close_matches(name, aliases, n=1)
+    near = difflib.get_close_matches(name.lower(), aliases, n=1)
     hint = (
         f"did you mean {near[0]}?" if near else f"aliases: {', '.join(aliases)}; or owner/name on the hub, or a folder"
     )
@@ -73,13 +75,59 @@ def licence_of(name: str) -> str | None:
 
 def _folder(name: str, path: Path) -> Source:
     if not (path / "config.json").is_file():
+        _refuse_parts(path)
         ggufs = sorted(path.glob("*.gguf"))
         if len(ggufs) == 1:
             return _gguf(name, ggufs[0])
-        raise TargetError(f"{path} holds no config.json", "name a folder written by save_pretrained, or a .gguf file")
+        several = f", and {len(ggufs)} .gguf files: name one of them" if ggufs else ""
+        raise TargetError(
+            f"{path} holds no config.json{several}", "name a folder written by save_pretrained, or a .gguf file"
+        )
+    config = _read_object(path / "config.json")
+    if "medusa_num_heads" in config or config.get("model_type") == "medusa":
+        raise _is_heads(path)
+    if (path / "generation_config.json").is_file():
+        _read_object(path / "generation_config.json")  # the library goes on without it, and without its stop ids
+    if "model_type" not in config:
+        raise TargetError(
+            f"{path / 'config.json'} names no model_type", "copy the model's own config.json into the folder"
+        )
     if not any(any(path.glob(pattern)) for pattern in WEIGHTS):
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return _gguf(name, ggufs[0])
         raise TargetError(f"{path} holds a config.json but no weights", "copy the model's .safetensors files into it")
     return Source(name, str(path))
+
+
+def _refuse_parts(path: Path) -> None:
+    """Refuse folders that hold what goes with a model."""
+    if (path / "heads.json").is_file() or any(path.glob("medusa_lm_head.*")):
+        raise _is_heads(path)
+    if (path / "adapter_config.json").is_file():
+        raise TargetError(
+            f"{path} holds an adapter, not a model",
+            "merge it into its model (peft: merge_and_unload) and name that folder",
+        )
+
+
+def _is_heads(path: Path) -> TargetError:
+    return TargetError(
+        f"{path} is a folder of heads, not a model", f"use --heads {path}, and --model for the model they belong to"
+    )
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in a file of the model, or TargetError."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise TargetError(f"can't read {file}: {error}", _COPY_AGAIN) from error
+    except json.JSONDecodeError as error:
+        raise TargetError(f"{file} is not JSON: {error.msg} in line {error.lineno}", _COPY_AGAIN) from error
+    if not isinstance(content, dict):
+        raise TargetError(f"{file} holds no JSON object", _COPY_AGAIN)
+    return content
 
 
 def _gguf(name: str, path: Path) -> Source:
@@ -95,11 +143,16 @@ def _embedded(name: str, entry: Mapping[str, str]) -> Source:
     if not folders:
         raise TargetError(f"the package that carries {name} is not installed", entry["install"])
     home = cache_home() / "models" / f"{name}-{entry['sha256'][:12]}"
-    if not (home / "config.json").is_file() and sha256_of(Path(folders[0]) / entry["file"]) != entry["sha256"]:
+    if not is_whole(home) and sha256_of(Path(folders[0]) / entry["file"]) != entry["sha256"]:
         raise TargetError(
             f"{entry['file']} of {name} is not the file it should be (checksum differs)", entry["install"]
         )
     return Source(name, folders[0], entry["file"], home)
+
+
+def is_whole(home: Path) -> bool:
+    """Whether a converted model is there: the folder gets its name when all is in it."""
+    return (home / "config.json").is_file()
 
 
 def sha256_of(path: Path) -> str:

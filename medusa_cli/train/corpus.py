@@ -153,6 +153,10 @@ class Examples:
         hidden_BH = torch.from_numpy(np.asarray(self.corpus.hidden_TH[self.places_N[rows_B]]))
         return hidden_BH.to(device).float()
 
+    def roots(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
+        """The ids [B] int64 that these hidden states decided: the roots under which the heads would guess."""
+        return torch.from_numpy(self.corpus.ids_T[self.places_N[rows_B] + 1]).to(device).long()
+
     def labels(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
         """labels [B, K] int64 of these examples."""
         return torch.from_numpy(self.labels_NK[rows_B]).to(device).long()

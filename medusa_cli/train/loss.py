@@ -5,7 +5,8 @@ piece's gradient is taken before the next is projected: the largest tensor is [c
 and places. The gradient is written out by hand, softmax minus one-hot, so that a shared output matrix, which is not
 trained, costs no gradient.
 
-Shape letters: B places, K heads, H hidden, W draft vocabulary, C pairs projected at once, P all pairs asked.
+Shape letters: B places, K heads, H hidden, I inputs of the heads, W draft vocabulary, C pairs projected at once, P all
+pairs asked.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,17 +56,17 @@ class _Piece:
     projection: Projection
 
 
-def score(heads: MedusaHeads, hidden_BH: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int) -> Scores:
+def score(heads: MedusaHeads, inputs_BI: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int) -> Scores:
     """The loss of a batch, without gradients."""
     with torch.no_grad():
-        return _score(heads, heads.block_forward(hidden_BH), labels_BK, head_decay, chunk, None)
+        return _score(heads, heads.block_forward(inputs_BI), labels_BK, head_decay, chunk, None)
 
 
 def score_and_learn(
-    heads: MedusaHeads, hidden_BH: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int
+    heads: MedusaHeads, inputs_BI: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int
 ) -> Scores:
     """The loss of a batch; its gradient is added to the `grad` of the heads' trained parameters."""
-    blocks_BKH = heads.block_forward(hidden_BH)
+    blocks_BKH = heads.block_forward(inputs_BI)
     grad_BKH = torch.zeros_like(blocks_BKH)
     with torch.no_grad():
         scores = _score(heads, blocks_BKH.detach(), labels_BK, head_decay, chunk, grad_BKH)

@@ -239,7 +239,8 @@ def _rank_batch(
     ranks_BK = np.where(asked_BK, num_ranks, NOT_ASKED).astype(np.int16)
     device = heads.weight.device
     with torch.no_grad():
-        blocks_BKH = heads.block_forward(examples.hidden(rows_B, device).to(heads.weight.dtype))
+        hidden_BH = examples.hidden(rows_B, device).to(heads.weight.dtype)
+        blocks_BKH = heads.block_forward(heads.inputs(hidden_BH, examples.roots(rows_B, device)))
         for head in range(labels_BK.shape[1]):
             projection = heads.projection(head)
             inside = np.flatnonzero(asked_BK[:, head] & (labels_BK[:, head] >= 0))

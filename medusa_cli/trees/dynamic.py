@@ -1,9 +1,10 @@
-"""Per-row, per-step trees from the heads' own confidence, without a host read.
+"""Per-row, per-step trees from the heads' own confidence, without a host read unless unlikely nodes are left out.
 
 Shape letters: B rows, K heads, R ranks, N tree nodes with the root, C candidate paths with the root.
 Knows no model.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,12 +12,43 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from medusa_cli.errors import TreeError
 from medusa_cli.trees.tree import Path, TokenTree
 
+MAX_SIZE = 256
 
-def dynamic_tree(logp_BKR: Tensor, size: int) -> TokenTree:
+
+@dataclass(frozen=True)
+class DynamicShape:
+    """What a dynamic tree may be: at most `size` nodes under the root, each of at least `floor` probability.
+
+    A node is worth its cost when its probability exceeds what one more node costs in plain steps, divided by the
+    tokens a plain step's time brings: so floor is a price, and 0 asks for none.
+    """
+
+    size: int
+    floor: float = 0.0
+
+    @classmethod
+    def parse(cls, spec: str) -> "DynamicShape | None":
+        """`dynamic:16` or `dynamic:16:0.05`; None for a SPEC of another kind. Raises TreeError when it is a bad one."""
+        kind, *numbers = spec.strip().split(":")
+        if kind != "dynamic":
+            return None
+        form = "write dynamic:SIZE or dynamic:SIZE:FLOOR, such as dynamic:16:0.05"
+        try:
+            shape = cls(int(numbers[0]), *map(float, numbers[1:]))
+        except (ValueError, TypeError, IndexError):
+            raise TreeError(f"'{spec}' is no dynamic tree", form) from None
+        if not (1 <= shape.size <= MAX_SIZE and 0 <= shape.floor < 1):
+            raise TreeError(f"'{spec}': the size goes from 1 to {MAX_SIZE}, the floor from 0 to below 1", form)
+        return shape
+
+
+def dynamic_tree(logp_BKR: Tensor, size: int, floor: float = 0.0) -> TokenTree:
     """For each row the tree of the `size` likeliest paths, as one TokenTree with X = B and N = size + 1.
 
+    floor     paths of a smaller probability are left out, and N is what the widest row needs: one host read
     logp_BKR  log-probabilities of each head's R best tokens, falling along R, at most 0; -inf for a token that must
               not be drafted
     The nodes are those that best-first search on the product of probabilities takes (the construction of EAGLE-2,
@@ -30,6 +62,12 @@ def dynamic_tree(logp_BKR: Tensor, size: int) -> TokenTree:
     place_BC = torch.empty_like(order_BC).scatter_(1, order_BC, table.index_C.expand_as(order_BC))
     taken_BN = order_BC[:, : size + 1]
     real_BN = score_BC[:, : size + 1] > -torch.inf
+    if floor > 0:
+        likely_BN = score_BC[:, : size + 1] >= math.log(floor)
+        # Scores fall along a row: what is left of the widest row holds every row's likely nodes.
+        width = int(likely_BN.sum(1).max())
+        taken_BN, real_BN = taken_BN[:, :width], likely_BN[:, :width]
+        size = width - 1
     parents_BN = place_BC.gather(1, table.parents_C[taken_BN]) * real_BN
     ranks_BN = table.ranks_C[taken_BN] * real_BN
     if missing := size + 1 - taken_BN.shape[1]:

@@ -13,6 +13,7 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.lossless import Lossless
 from medusa_cli.contracts import AcceptanceRule, Draft, Verdict
 from medusa_cli.trees.tree import TokenTree
+from tests.fakes import follows
 
 DRAWS = 20_000
 PLAIN = Lossless(temperature=1.0, top_p=1.0, top_k=0)
@@ -20,21 +21,6 @@ PLAIN = Lossless(temperature=1.0, top_p=1.0, top_k=0)
 
 def rng_of(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
-
-
-def chance_of_worse(drawn_M: Tensor, p_V: Tensor) -> float:
-    """The chance that draws from p differ from it more than these do (Pearson's chi-square)."""
-    counts_V = torch.bincount(drawn_M, minlength=len(p_V)).double()
-    possible_V = p_V > 0
-    assert counts_V[~possible_V].sum() == 0, "a token that has no chance was drawn"
-    expected_V = p_V[possible_V].double() * len(drawn_M)
-    statistic = ((counts_V[possible_V] - expected_V) ** 2 / expected_V).sum()
-    freedom = torch.tensor((int(possible_V.sum()) - 1) / 2, dtype=torch.double)
-    return float(torch.special.gammaincc(freedom, statistic / 2)) if freedom > 0 else 1.0
-
-
-def follows(drawn_M: Tensor, p_V: Tensor) -> bool:
-    return chance_of_worse(drawn_M, p_V) > 1e-3
 
 
 def accepted(rule: Lossless, tokens_N: list[int], tree: TokenTree, logits_NV: Tensor, seed: int = 0) -> Verdict:
@@ -110,7 +96,9 @@ def test_probabilities_are_those_of_the_library_s_processors(temperature: float,
     torch.testing.assert_close(rule.probabilities(logits_BV[:, None]), wanted_BV[:, None])
 
 
-@pytest.mark.parametrize(("temperature", "top_p", "top_k"), [(0.7, 0.5, 2), (0.8, 0.8, 0), (1.5, 1.0, 4), (2.0, 0.9, 6)])
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "top_k"), [(0.7, 0.5, 2), (0.8, 0.8, 0), (1.5, 1.0, 4), (2.0, 0.9, 6)]
+)
 def test_draws_follow_the_processed_law_at_the_root_and_below(temperature: float, top_p: float, top_k: int) -> None:
     rule = Lossless(temperature=temperature, top_p=top_p, top_k=top_k)
     logits_NV = torch.randn(3, 8, generator=rng_of(2))

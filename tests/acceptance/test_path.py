@@ -35,7 +35,8 @@ class Case:
             following = [
                 node
                 for node in range(1, len(self.parents[of]))
-                if self.parents[of][node] == path[-1] and self.real[of][node]
+                if self.parents[of][node] == path[-1]
+                and self.real[of][node]
                 and self.tokens[row][node] == self.chosen[row][path[-1]]
             ]
             if not following:

@@ -33,7 +33,9 @@ class FakeTarget:
     output_bias: torch.Tensor | None = None
 
 
-def some_heads(*, num_layers: int = 1, own_output: bool = False, output_bias: bool = False) -> MedusaHeads:
+def some_heads(
+    *, num_layers: int = 1, own_output: bool = False, output_bias: bool = False, sees_root: bool = False
+) -> MedusaHeads:
     target = FakeTarget()
     config = MedusaConfig(
         num_heads=HEADS,
@@ -43,6 +45,7 @@ def some_heads(*, num_layers: int = 1, own_output: bool = False, output_bias: bo
         draft_vocab=WIDTH,
         own_output=own_output,
         output_bias=output_bias,
+        sees_root=sees_root,
         target_name=target.name,
         target_fingerprint=target.fingerprint,
     )
@@ -61,8 +64,8 @@ def equal(one: MedusaHeads, other: MedusaHeads) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def independent_logits(folder, hidden: np.ndarray, output_weight: np.ndarray) -> np.ndarray:
-    """The published layout read with json and struct alone: [K, W] logits for one hidden state."""
+def independent_logits(folder, hidden: np.ndarray, output_weight: np.ndarray, root: int) -> np.ndarray:
+    """The published layout read with json and struct alone: [K, W] logits for a state and the root it decided."""
     data = (folder / "heads.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -80,6 +83,9 @@ def independent_logits(folder, hidden: np.ndarray, output_weight: np.ndarray) ->
         x = hidden
         for layer in range(weight.shape[0]):
             linear = weight[layer, head] @ x + bias[layer, head]
+            if "root_weight" in header and layer == 0:
+                row = output_weight[root]
+                linear = linear + tensor("root_weight")[head] @ (row / np.sqrt((row**2).mean()))
             x = x + linear / (1 + np.exp(-linear))
         matrix = tensor("output_weight")[head] if "output_weight" in header else output_weight[ids]
         logits.append(matrix @ x)
@@ -89,8 +95,9 @@ def independent_logits(folder, hidden: np.ndarray, output_weight: np.ndarray) ->
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("own_output", [False, True])
 @pytest.mark.parametrize("output_bias", [False, True])
-def test_heads_come_back_bit_equal(tmp_path, num_layers, own_output, output_bias):
-    heads = some_heads(num_layers=num_layers, own_output=own_output, output_bias=output_bias)
+@pytest.mark.parametrize("sees_root", [False, True])
+def test_heads_come_back_bit_equal(tmp_path, num_layers, own_output, output_bias, sees_root):
+    heads = some_heads(num_layers=num_layers, own_output=own_output, output_bias=output_bias, sees_root=sees_root)
     write_heads(heads, tmp_path / "new" / "folder")
     back = NativeFormat().read(tmp_path / "new" / "folder")
     assert equal(heads, back)
@@ -108,12 +115,14 @@ def test_read_heads_are_bound_and_guess_what_the_written_ones_guess(tmp_path):
 
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("own_output", [False, True])
-def test_a_reader_written_to_the_published_layout_gets_the_same_logits(tmp_path, num_layers, own_output):
-    heads = some_heads(num_layers=num_layers, own_output=own_output)
+@pytest.mark.parametrize("sees_root", [False, True])
+def test_a_reader_written_to_the_published_layout_gets_the_same_logits(tmp_path, num_layers, own_output, sees_root):
+    heads = some_heads(num_layers=num_layers, own_output=own_output, sees_root=sees_root)
     write_heads(heads, tmp_path)
-    hidden = torch.randn(HIDDEN)
-    theirs = independent_logits(tmp_path, hidden.numpy(), FakeTarget().output_weight.numpy())
-    np.testing.assert_allclose(theirs, heads(hidden).detach().numpy(), rtol=1e-4, atol=1e-4)
+    hidden, root = torch.randn(HIDDEN), 9
+    theirs = independent_logits(tmp_path, hidden.numpy(), FakeTarget().output_weight.numpy(), root)
+    ours = heads(heads.inputs(hidden, torch.tensor(root)))
+    np.testing.assert_allclose(theirs, ours.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

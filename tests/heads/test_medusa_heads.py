@@ -135,3 +135,41 @@ def test_heads_with_an_output_bias_refuse_a_model_without_one():
 def test_a_draft_vocabulary_larger_than_the_vocabulary_is_refused():
     with pytest.raises(ValidationError, match="larger than the target's vocab_size"):
         config(draft_vocab=VOCAB + 1)
+
+
+def test_untrained_heads_that_see_the_root_give_the_target_s_own_logits():
+    heads = MedusaHeads.fresh(config(sees_root=True), draft_ids(), output())
+    hidden, roots = torch.randn(5, HIDDEN), torch.randint(VOCAB, (5,))
+    expected = (hidden @ output().T)[:, draft_ids()]
+    torch.testing.assert_close(heads(heads.inputs(hidden, roots))[:, 0], expected)
+
+
+def test_heads_that_see_the_root_guess_by_it_and_others_do_not():
+    hidden = torch.randn(HIDDEN).expand(2, -1)
+    roots = torch.tensor([3, 4])
+    for sees_root in (True, False):
+        heads = randomise(MedusaHeads.fresh(config(sees_root=sees_root), draft_ids(), output()))
+        one, other = heads(heads.inputs(hidden, roots))
+        assert torch.equal(one, other) != sees_root
+
+
+def test_the_root_enters_the_first_block_as_its_normed_row_of_the_output_matrix():
+    heads = randomise(MedusaHeads.fresh(config(sees_root=True, num_layers=2), draft_ids(), output()))
+    hidden, root = torch.randn(HIDDEN), 7
+    row = output()[root] / output()[root].square().mean().sqrt()
+    got = heads.block_forward(heads.inputs(hidden, torch.tensor(root)))
+    for head in range(HEADS):
+        first = heads.weight[0, head] @ hidden + heads.bias[0, head] + heads.root_weight[head] @ row
+        x = hidden + torch.nn.functional.silu(first)
+        x = x + torch.nn.functional.silu(heads.weight[1, head] @ x + heads.bias[1, head])
+        torch.testing.assert_close(got[head], x)
+
+
+def test_packed_heads_guess_what_plain_ones_guess():
+    heads = randomise(MedusaHeads.fresh(config(num_layers=2), draft_ids(), output())).requires_grad_(False)
+    hidden = torch.randn(5, HIDDEN)
+    plain = heads(hidden)
+    torch.testing.assert_close(heads.pack()(hidden), plain)
+    assert (
+        heads.state_dict().keys() == MedusaHeads.fresh(config(num_layers=2), draft_ids(), output()).state_dict().keys()
+    )

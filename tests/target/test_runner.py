@@ -5,8 +5,9 @@ import torch
 from torch import nn
 
 from medusa_cli.errors import TargetError
+from medusa_cli.packed import PackedLinear, can_pack
 from medusa_cli.target.load import choose_runner
-from medusa_cli.target.runner import PackedLinear, can_pack, pack
+from medusa_cli.target.runner import pack
 from tests.fakes import tiny_model
 
 CPU = torch.device("cpu")

@@ -1,0 +1,240 @@
+"""`medusa doctor`: what this machine and this model are like, and whether the model can verify trees at all."""
+
+import math
+import platform
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from medusa_cli import __version__
+from medusa_cli.cli import options
+from medusa_cli.cli.console import Console
+
+if TYPE_CHECKING:
+    import torch
+
+    from medusa_cli.recipe import TargetSettings
+    from medusa_cli.target.check import CheckResult
+    from medusa_cli.target.model import Target
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
+    ] = None,
+    model: options.Model = None,
+    heads: options.Heads = None,
+    revision: options.Revision = None,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    runner: options.Runner = None,
+    attention: options.Attention = None,
+    config: options.Config = None,
+    json: options.Json = False,
+    output_json: options.OutputJson = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Say what this machine and a model are like, and check that the model can verify trees."""
+    from medusa_cli.recipe import load_recipe
+
+    if name is not None and model not in (None, name):
+        raise typer.BadParameter(f"MODEL is {name} and --model is {model}; give one")
+    values = options.target_values(
+        model=name or model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention
+    )
+    settings = load_recipe(config, (), values).target
+    console = Console(json=json, quiet=quiet, verbose=verbose)
+    # said before the model is looked for: a report of what failed needs it
+    versions = _versions()
+    _show(console, "versions", ", ".join(f"{package} {version}" for package, version in versions.items()))
+    document = {"versions": versions, **_examine(settings, heads, console)}
+    console.print_json(document, output_json)
+    if not document["self_check"]["ok"]:
+        raise typer.Exit(1)
+
+
+def _examine(settings: "TargetSettings", heads: str | None, console: Console) -> dict[str, Any]:
+    """Load, describe and check the model; prints as it goes and returns the document."""
+    from dataclasses import asdict
+
+    from medusa_cli.errors import TargetError
+    from medusa_cli.target.check import require, self_check
+    from medusa_cli.target.load import load_unchecked
+
+    target = load_unchecked(settings)
+    document = {**_machine(settings, target), **_model(target), "heads": _heads(heads, target)}
+    for label, text in _lines(document).items():
+        _show(console, label, text)
+    console.info("self-check: a tree and each of its paths …")
+    result = self_check(target)
+    document["self_check"] = asdict(result)
+    _show(console, "self-check", _verdict(result))
+    try:
+        require(target, result)
+    except TargetError as error:
+        document["self_check"]["error"] = error.message
+        console.error(error)
+    return document
+
+
+def _versions() -> dict[str, str]:
+    """Versions of what the result may depend on."""
+    import torch
+    import transformers
+
+    return {
+        "medusa": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _machine(settings: "TargetSettings", target: "Target") -> dict[str, Any]:
+    """Where and how the model runs."""
+    import torch
+
+    device = target.device
+    return {
+        "device": str(device),
+        "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype_reason": _why_dtype(settings.dtype, device, target.dtype),
+        "attention": target.identity.attention,
+        "runner": target.identity.runner,
+    }
+
+
+def _why_dtype(wanted: str, device: "torch.device", dtype: "torch.dtype") -> str:
+    """Why `choose_dtype` took this one."""
+    import torch
+
+    if wanted != "auto":
+        return "as asked for"
+    if device.type == "cuda":
+        return "this GPU multiplies matrices in it" if dtype == torch.bfloat16 else "this GPU has no bfloat16"
+    if dtype == torch.bfloat16:
+        return "this CPU multiplies matrices in it (AMX)"
+    return "this machine has no fast bfloat16"
+
+
+def _model(target: "Target") -> dict[str, Any]:
+    """What the model is and what it needs."""
+    layer_types = getattr(target.config, "layer_types", None)
+    kinds = (
+        Counter(layer_types)
+        if layer_types and len(target.kinds) > 1
+        else dict.fromkeys(target.kinds, target.num_layers)
+    )
+    return {
+        "model": target.name,
+        "architecture": target.config.model_type,
+        "fingerprint": target.fingerprint,
+        "parameters": sum(parameter.numel() for parameter in _distinct(target.model.parameters()))
+        + _packed_numbers(target),
+        "weights_bytes": _weights_bytes(target),
+        "layers": [{"kind": kind, "count": count, "window": target.kinds.get(kind)} for kind, count in kinds.items()],
+        "cache": "tree cache, full length",
+        "cache_bytes_per_token": _cache_bytes(target),
+        "context_limit": target.context_limit,
+        "vocabulary": target.vocab_size,
+        "known_tokens": target.real_vocab,
+        "stop_ids": {id_: target.tokenizer.convert_ids_to_tokens(id_) for id_ in sorted(target.stop_ids)},
+        "chat_template": bool(getattr(target.tokenizer, "chat_template", None)),
+    }
+
+
+def _distinct(tensors: Any) -> list["torch.Tensor"]:
+    """Each tensor once: tied weights share their memory."""
+    return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
+
+
+def _packed_layers(target: "Target") -> list[Any]:
+    """Layers whose weights are no parameters any more."""
+    from medusa_cli.packed import PackedLinear
+
+    return [module for module in target.model.modules() if isinstance(module, PackedLinear)]
+
+
+def _packed_numbers(target: "Target") -> int:
+    """Numbers in packed layers, without a packed output matrix that copies the embeddings."""
+    output = target.model.get_output_embeddings()
+    tied = getattr(target.config, "tie_word_embeddings", False)
+    return sum(
+        layer.in_features * layer.out_features for layer in _packed_layers(target) if not (tied and layer is output)
+    )
+
+
+def _weights_bytes(target: "Target") -> int:
+    """Memory the weights take as they are held, in bytes."""
+    plain = sum(tensor.numel() * tensor.element_size() for tensor in _distinct(target.model.parameters()))
+    packed = sum(layer.in_features * layer.out_features for layer in _packed_layers(target))
+    return plain + packed * target.dtype.itemsize
+
+
+def _cache_bytes(target: "Target") -> int:
+    """Bytes that one token takes in the cache, all layers together: measured."""
+    cache = target.new_cache(1, 1)
+    target.prefill([[0]], cache)
+    return cache.num_bytes()
+
+
+def _heads(heads: str | None, target: "Target") -> str | None:
+    """The folder of the heads named or known, once they are found to fit. Raises FormatError and HeadsMismatch."""
+    from medusa_cli.assemble import find_heads
+    from medusa_cli.formats.native import read_heads
+
+    folder = find_heads(heads, target.name)
+    if folder is None:
+        return None
+    read_heads(folder, target)
+    return str(folder)
+
+
+def _lines(document: dict[str, Any]) -> dict[str, str]:
+    """Label -> sentence."""
+    stops = ", ".join(f"{id_} {token}" for id_, token in document["stop_ids"].items())
+    return {
+        "model": f"{document['model']} ({document['architecture']}), {_metric(document['parameters'])} parameters",
+        "device": f"{document['device']} ({document['device_name']}), {document['threads']} threads",
+        "dtype": f"{document['dtype']}: {document['dtype_reason']}",
+        "forward": f"attention {document['attention']}, runner {document['runner']}",
+        "layers": ", ".join(_layers(layer) for layer in document["layers"]),
+        "memory": f"weights {_metric(document['weights_bytes'])}B",
+        "cache": f"{document['cache']}, {_metric(document['cache_bytes_per_token'])}B a token",
+        "context": f"{document['context_limit']} tokens" if document["context_limit"] else "no limit",
+        "vocabulary": f"{document['vocabulary']} rows, {document['known_tokens']} known to the tokenizer",
+        "stop ids": stops or "none: texts end at their budget only",
+        "chat template": "yes" if document["chat_template"] else "no: prompts are taken as plain text",
+        "heads": document["heads"] or "none known: train some with medusa train-heads, or name them with --heads",
+    }
+
+
+def _layers(layer: dict[str, Any]) -> str:
+    """24 full attention."""
+    window = f" (window {layer['window']})" if layer["window"] else ""
+    return f"{layer['count']} {layer['kind'].replace('_', ' ')}{window}"
+
+
+def _metric(count: float) -> str:
+    """1234567 -> 1.23 M."""
+    units = ("", "k", "M", "G", "T")
+    power = min(int(math.log10(max(count, 1)) // 3), len(units) - 1)
+    return f"{count / 1000**power:.3g} {units[power]}"
+
+
+def _verdict(result: "CheckResult") -> str:
+    """The outcome in words, with its number and bound."""
+    reach = "" if result.past_window else "; the sliding window is longer and was not reached"
+    return (
+        f"{'passed' if result.ok else 'FAILED'}: tree and path logits differ by {result.max_difference:.2g} of their "
+        f"spread, rounding explains {result.bound:g} ({result.num_tokens} tokens{reach})"
+    )
+
+
+def _show(console: Console, label: str, text: str) -> None:
+    """One line of the report."""
+    console.out(f"{label:<14} {text}")

@@ -1,0 +1,30 @@
+"""Linear layers over weights laid out for the CPU's matrix kernels. Knows no model.
+
+oneDNN's blocked layout, chosen for 64 rows, serves one row as well as the plain layout does, and several rows far
+better (docs/log.md has the measurements).
+"""
+
+import torch
+from torch import Tensor, nn
+
+PACKED_FOR = 64
+
+
+class PackedLinear(nn.Module):
+    """A frozen linear layer over a weight in oneDNN's layout; CPU only, no gradient for the weight."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight_OI.shape
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().contiguous(), PACKED_FOR)
+        self.bias = None if bias_O is None else bias_O.detach()
+        self.tied_to: Tensor | None = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., I] to [..., O]."""
+        return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether packing runs here, and pays."""
+    return device.type == "cpu" and dtype == torch.float32 and torch.backends.mkldnn.is_available()

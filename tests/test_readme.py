@@ -1,0 +1,167 @@
+"""The documents say what is there: commands parse, targets and paths exist, the tree and the layers are the code's."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from medusa_cli.cli.app import COMMANDS, make_app
+from tests.test_layers import LAYERS
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "medusa_cli"
+WRITTEN_BY_HAND = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *(file for file in sorted((ROOT / "docs").glob("*.md")) if file.name not in ("cli.md", "log.md")),
+]
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+TREE_LINE = re.compile(r"^((?:[│ ]   )*[├└]── )(\S+)(.*)$")
+
+
+def shell_lines(text: str) -> Iterator[list[str]]:
+    """The words of each line of the blocks of plain text; comments and a leading NAME=value are left out."""
+    for language, block in FENCED.findall(text):
+        for line in block.splitlines() if language in ("", "sh") else ():
+            if not line.startswith(("medusa ", "python -m medusa_cli", "MEDUSA_", "make", "pip ")):
+                continue
+            words = shlex.split(line, comments=True)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                words = words[1:]
+            yield words
+
+
+def medusa_lines(text: str) -> list[list[str]]:
+    """The arguments of each `medusa ...` line."""
+    return [words[1:] for words in shell_lines(text) if words[0] == "medusa"]
+
+
+def quoted() -> list[Any]:
+    """Every command a document or a recipe quotes."""
+    found = [(file, args) for file in WRITTEN_BY_HAND for args in medusa_lines(file.read_text(encoding="utf-8"))]
+    for file in sorted((ROOT / "recipes").glob("*.yaml")):
+        command = re.search(r"^# Command: +medusa (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        assert command, f"{file.name} names the command that runs it"
+        found.append((file, shlex.split(command[1])))
+    return [pytest.param(args, id=f"{file.name}: {' '.join(args)}") for file, args in found]
+
+
+@pytest.mark.parametrize("args", quoted())
+def test_a_quoted_command_is_one_the_program_takes(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    root: Any = typer.main.get_command(make_app(COMMANDS))
+    context = root.context_class(root, info_name="medusa")
+    command = root.get_command(context, args[0])
+    assert command, f"no such command: {args[0]}"
+    # parses flags and checks their values; runs nothing
+    command.make_context(args[0], args[1:], parent=context)
+
+
+def test_readme_shows_every_command_in_three_lines() -> None:
+    shown = [args[0] for args in medusa_lines((ROOT / "README.md").read_text(encoding="utf-8"))]
+    assert {name: shown.count(name) for name in shown} == {
+        module.rpartition(".")[2].replace("_", "-"): 3 for module in COMMANDS
+    }
+
+
+@pytest.mark.parametrize("file", WRITTEN_BY_HAND, ids=lambda file: file.name)
+def test_a_quoted_make_target_is_in_the_makefile(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    in_blocks = [word for words in shell_lines(text) if words[0] == "make" for word in words[1:] if "=" not in word]
+    inline = re.findall(r"`make ([a-z]+)", text)
+    assert set(in_blocks + inline) <= targets
+
+
+def tree_of_readme() -> dict[str, str]:
+    """Path below the package -> what README's file tree says about it."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (block,) = [block for _, block in FENCED.findall(text) if block.startswith("medusa_cli/\n")]
+    found, folder = {}, ""
+    for line in block.splitlines()[1:]:
+        if match := TREE_LINE.match(line):
+            deep = len(match[1]) > len("├── ")
+            name = (folder if deep else "") + match[2]
+            folder = folder if deep else name if name.endswith("/") else ""
+            found[name] = match[3].strip()
+    return found
+
+
+def test_the_file_tree_of_readme_is_the_package_s() -> None:
+    # a room's __init__.py is named by its folder
+    files = {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py")}
+    files -= {name for name in files if name.endswith("/__init__.py")}
+    named = tree_of_readme()
+    assert {name for name in named if name.endswith(".py")} == files, "README's file tree: `make map` has the lines"
+    assert {f"{name.split('/')[0]}/" for name in files if "/" in name} <= set(named)
+    assert all((PACKAGE / name).exists() for name in named)
+    assert all(named.values()), "each file has something said about it"
+
+
+@pytest.mark.parametrize("file", WRITTEN_BY_HAND, ids=lambda file: file.name)
+def test_links_and_paths_in_a_document_lead_somewhere(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    prose = FENCED.sub("", text)
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in link]
+    paths = re.findall(r"`((?:medusa_cli|tests|docs|recipes)/[\w./-]*)`", prose)
+    missing = [link for link in links if not (file.parent / link).exists()]
+    missing += [path for path in paths if not (ROOT / path).exists()]
+    assert not missing
+
+
+def test_readme_lists_the_architectures_the_laws_run_on() -> None:
+    # read off the source: importing it builds on torch and transformers
+    tree = ast.parse((ROOT / "tests/fakes.py").read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    known = [ast.literal_eval(call.args[0]) for call in calls if ast.unparse(call.func) == "Architecture"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (listed,) = re.findall(r"^(?:`llama`[\w` \n]*?)\n\n", text, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", listed)) == sorted(known)
+
+
+def test_the_layers_of_the_architecture_are_those_of_the_test() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    drawn = re.findall(r"^ (\d)  ((?:\w+  ?)+)", text, re.MULTILINE)
+    assert {int(number): set(rooms.split()) for number, rooms in drawn} == {
+        number: set(rooms) for number, rooms in enumerate(LAYERS)
+    }
+
+
+def test_the_hot_loop_of_the_architecture_is_the_code() -> None:
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    (quoted,) = [block for language, block in FENCED.findall(text) if language == "python"]
+    code = (PACKAGE / "decode/step.py").read_text(encoding="utf-8").splitlines()
+    first = next(place for place, line in enumerate(code) if "propose" in line)
+    assert quoted.splitlines() == [line.strip() for line in code[first:]]
+
+
+MAKERS = {
+    "bench/report.py": ["build_report", "arm_figures", "_result"],
+    "cli/generate.py": ["_document"],
+    "cli/train_heads.py": ["_document"],
+    "trees/report.py": ["document", "comparison_document"],
+}
+"""The functions that make the JSON documents of the commands."""
+
+
+def json_names() -> set[str]:
+    """The names in these documents."""
+    found = set()
+    for file, names in MAKERS.items():
+        body = ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body
+        makers = [node for node in body if isinstance(node, ast.FunctionDef) and node.name in names]
+        assert len(makers) == len(names), file
+        dicts = [node for maker in makers for node in ast.walk(maker) if isinstance(node, ast.Dict)]
+        found |= {key.value for node in dicts for key in node.keys if isinstance(key, ast.Constant)}
+    return found
+
+
+def test_every_name_of_a_json_document_is_explained() -> None:
+    text = (ROOT / "docs/structures.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"[`\"](\w+)[`\"]", text))
+    assert json_names() <= explained, sorted(json_names() - explained)
