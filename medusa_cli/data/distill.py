@@ -44,13 +44,14 @@ class Steered:
 
 def steered(settings: DataSettings, tokenizer: Any, seed: int) -> list[Steered]:
     """The openings of all samples, shuffled, each with the template's prefix in front."""
-    rng = random.Random(seed)
+    rng, topics = random.Random(seed), random.Random(seed + 1)
     openings: list[str] = []
     while len(openings) < settings.num_samples:
         block = list(settings.openings)
         rng.shuffle(block)
         openings += block
-    filled = [text.replace("{topic}", rng.choice(settings.topics)) for text in openings[: settings.num_samples]]
+    # More samples begin like fewer: what is drawn for one doesn't depend on how many follow.
+    filled = [text.replace("{topic}", topics.choice(settings.topics)) for text in openings[: settings.num_samples]]
     before = user_prefix(tokenizer)
     # A tokenizer puts the space before a word: an opening's last space is left for the target to write.
     return [Steered(index, text, _start_ids(tokenizer, before, text.rstrip(" "))) for index, text in enumerate(filled)]

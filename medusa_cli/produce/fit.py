@@ -37,11 +37,14 @@ class Fitted:
 def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_out: Examples) -> Fitted:
     """Measure heads and machine, choose the tree, and write accuracy.json and tree.json.
 
-    The heads are in the target's dtype. Raises TrainingError when the folder takes no more files.
+    The heads are in the target's dtype; they end in its layout, as they will draft. Raises TrainingError when the
+    folder takes no more files.
     """
     num_ranks = min(NUM_RANKS, heads.config.draft_vocab)
     measurement = measure(heads, held_out, num_ranks=num_ranks, chunk=recipe.train.loss_chunk, source=SOURCE)
     largest = max(recipe.tree.max_size, recipe.tree.size or 0)
+    if target.identity.runner == "packed":
+        heads.pack()
     drafter = MedusaDrafter(heads, TokenTree.chain(heads.config.num_heads))
     costs = measure_step_cost(target, drafter, max_nodes=largest + 1, context=COST_CONTEXT, repeats=COST_REPEATS)
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)

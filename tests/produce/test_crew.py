@@ -1,0 +1,158 @@
+"""Rows that join and leave while others are written, and processes that write side by side."""
+
+import multiprocessing
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from medusa_cli.errors import TrainingError
+from medusa_cli.produce.crew import Manner, write_beside, write_here
+from medusa_cli.recipe import Recipe, TargetSettings
+from medusa_cli.target.model import Target
+from tests.fakes import VOCAB, greedy_of, prompt_of, target_of, tiny_model
+from tests.tiny_folders import save_tiny
+
+ROWS = 6
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """A target whose texts end anywhere between their first token and their budget."""
+    torch.set_num_threads(1)
+    made = target_of(tiny_model("llama"))
+    made.stop_ids = frozenset(range(0, VOCAB, 9))
+    return made
+
+
+class Steps:
+    """Counts the forwards over drafts, and the rows in each."""
+
+    def __init__(self, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows: list[int] = []
+        self.prefills: list[int] = []
+        verify, prefill = target.verify, target.prefill
+
+        def counted_verify(draft, cache):
+            self.rows.append(len(draft.tokens_BN))
+            return verify(draft, cache)
+
+        def counted_prefill(prompts, cache, first_row=0):
+            self.prefills.append(len(prompts))
+            return prefill(prompts, cache, first_row)
+
+        monkeypatch.setattr(target, "verify", counted_verify)
+        monkeypatch.setattr(target, "prefill", counted_prefill)
+
+
+def prompts_of(count: int) -> list[list[int]]:
+    return [prompt_of(3 + n % 5, seed=n) for n in range(count)]
+
+
+def test_rows_leave_when_their_text_ends_and_others_join_so_that_few_places_stay_empty(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = Steps(target, monkeypatch)
+    texts = list(write_here(target, prompts_of(40), Manner(max_new_tokens=60, max_tokens=None, rows=ROWS)))
+    lengths = [len(text.token_ids) for text in texts]
+    assert min(lengths) < 5 < 30 < max(lengths), "the lengths differ, or nothing is shown"
+    # a text's first token comes from reading its prompt
+    work = sum(lengths) - len(texts)
+    assert sum(steps.rows) == work
+    assert len(steps.rows) < 1.5 * work / ROWS
+    batches = [texts[n : n + ROWS] for n in range(0, 40, ROWS)]
+    waiting_for_the_longest = sum(max(len(text.token_ids) for text in batch) for batch in batches)
+    assert len(steps.rows) < 0.8 * waiting_for_the_longest
+
+
+def test_prompts_are_taken_from_their_source_only_when_a_row_is_free(target: Target) -> None:
+    taken = []
+
+    def source() -> Iterable[list[int]]:
+        for prompt in prompts_of(12):
+            taken.append(prompt)
+            yield prompt
+
+    texts = write_here(target, source(), Manner(max_new_tokens=20, max_tokens=None, rows=3))
+    next(texts)
+    assert len(taken) < 12
+    assert len(list(texts)) == 11
+
+
+def test_many_rows_write_what_one_row_writes(target: Target) -> None:
+    def texts(rows: int) -> dict[int, list[int]]:
+        manner = Manner(max_new_tokens=16, max_tokens=None, rows=rows)
+        return {text.index: text.token_ids for text in write_here(target, prompts_of(8), manner)}
+
+    alone = texts(1)
+    assert texts(5) == alone
+    plain = greedy_of(tiny_model("llama"), prompts_of(8)[3], 16)
+    end = next((n + 1 for n, token in enumerate(plain) if token in target.stop_ids), 16)
+    assert alone[3] == plain[:end]
+
+
+def test_hidden_states_are_the_ones_that_decided_each_token(target: Target) -> None:
+    manner = Manner(max_new_tokens=12, max_tokens=None, rows=4, want_hidden=True)
+    for text in write_here(target, prompts_of(6), manner):
+        assert text.hidden_TH.shape == (len(text.token_ids), target.hidden_size)
+        decided = (text.hidden_TH.float() @ target.output_weight.T).argmax(-1)
+        assert decided.tolist() == text.token_ids
+
+
+def test_prompt_and_text_together_stay_within_their_bound(target: Target) -> None:
+    prompts = prompts_of(6)
+    for text in write_here(target, prompts, Manner(max_new_tokens=60, max_tokens=12, rows=4)):
+        assert len(prompts[text.index]) + len(text.token_ids) <= 12
+
+
+# --- processes ---
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    folder = save_tiny(tmp_path_factory.mktemp("crew"))
+    return Recipe(target=TargetSettings(model=str(folder), dtype="float32", runner="eager"))
+
+
+MANNER = Manner(max_new_tokens=10, max_tokens=None, rows=2, want_hidden=True)
+
+
+def test_two_processes_write_every_text_once_and_leave_when_all_is_written(recipe: Recipe) -> None:
+    from medusa_cli.target.load import load_target
+
+    prompts = prompts_of(9)
+    alone = {text.index: text for text in write_here(load_target(recipe.target), prompts, MANNER)}
+    together = list(write_beside(recipe, prompts, MANNER, workers=2))
+    assert sorted(text.index for text in together) == list(range(9))
+    for text in together:
+        assert text.token_ids == alone[text.index].token_ids
+        assert torch.equal(text.hidden_TH, alone[text.index].hidden_TH)
+    assert multiprocessing.active_children() == []
+
+
+def test_whoever_stops_listening_ends_the_processes(recipe: Recipe) -> None:
+    texts = write_beside(recipe, prompts_of(40), MANNER, workers=2)
+    next(texts)
+    assert len(multiprocessing.active_children()) == 2
+    texts.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_process_that_dies_is_an_error_and_ends_the_others(recipe: Recipe) -> None:
+    texts = write_beside(recipe, prompts_of(400), MANNER, workers=2)
+    next(texts)
+    multiprocessing.active_children()[0].kill()
+    with pytest.raises(TrainingError, match="ended with code -9") as failed:
+        list(texts)
+    assert "what was written is kept" in failed.value.hint
+    assert multiprocessing.active_children() == []
+
+
+def test_what_a_process_can_not_do_is_told_in_its_own_words(recipe: Recipe, tmp_path: Path) -> None:
+    missing = recipe.model_copy(update={"target": TargetSettings(model=str(tmp_path / "gone"))})
+    with pytest.raises(TrainingError, match="no such model folder or file"):
+        list(write_beside(missing, prompts_of(4), MANNER, workers=2))
+    empty: Sequence[list[int]] = [[1], []]
+    with pytest.raises(TrainingError, match="the prompt is empty"):
+        list(write_beside(recipe, empty, MANNER, workers=2))
