@@ -46,6 +46,7 @@ class HeadsSettings(Settings):
     num_layers: int = Field(1, ge=1, le=8)
     draft_vocab: int = Field(8192, ge=0, description="entries of the narrowed draft vocabulary; 0 keeps all")
     sees_root: bool = Field(True, description="show the heads the token that is already decided")
+    stored: Literal["float32", "bfloat16", "float16"] = "float16"
     own_output: bool = Field(False, description="give the heads an output matrix of their own")
 
 

@@ -37,13 +37,12 @@ class Fitted:
 def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_out: Examples) -> Fitted:
     """Measure heads and machine, choose the tree, and write accuracy.json and tree.json.
 
-    The heads end in the target's dtype and layout, as they will draft. Raises TrainingError when the folder
-    takes no more files.
+    The heads are in the target's dtype; they end in its layout, as they will draft. Raises TrainingError when the
+    folder takes no more files.
     """
     num_ranks = min(NUM_RANKS, heads.config.draft_vocab)
     measurement = measure(heads, held_out, num_ranks=num_ranks, chunk=recipe.train.loss_chunk, source=SOURCE)
     largest = max(recipe.tree.max_size, recipe.tree.size or 0)
-    heads.to(dtype=target.dtype)
     if target.identity.runner == "packed":
         heads.pack()
     drafter = MedusaDrafter(heads, TokenTree.chain(heads.config.num_heads))

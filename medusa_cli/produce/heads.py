@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 from medusa_cli import __version__
 from medusa_cli.data.distill import read_written
-from medusa_cli.formats.native import write_heads
+from medusa_cli.formats.native import read_heads, write_heads
 from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
@@ -77,8 +79,9 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     folder.begin_training(target.fingerprint)
     outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
     train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
-    heads = heads.eval().requires_grad_(False)
-    write_heads(heads, folder.path)
+    write_heads(heads, folder.path, getattr(torch, recipe.heads.stored))
+    # What is stored is what is measured: storing in 16 bits rounds.
+    heads = read_heads(folder.path, target)
     hooks.say("measuring accuracies on held-out text, and what a step costs on this machine")
     fitted = fit(recipe, target, folder.path, heads, sets.held_out)
     provenance = _provenance(recipe, target, material.counts, command)

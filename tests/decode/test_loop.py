@@ -17,12 +17,14 @@ from medusa_cli.contracts import Context, Draft, Seen, Verdict
 from medusa_cli.decode.loop import Generation, Parts, collect, decode
 from medusa_cli.decode.rows import Limits
 from medusa_cli.decode.text import StopStrings, decode_text
+from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
 from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.model import Target
+from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import (
     NUM_NEW,
@@ -351,6 +353,14 @@ HEADS_TREE = TokenTree.from_paths([[0], [1], [2], [0, 0], [1, 0], [0, 0, 0]])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_heads_of_any_quality_leave_the_text_as_it_is(num_rows: int, draft_ids: Sequence[int]) -> None:
     parts = Parts(TARGET(), MedusaDrafter(random_heads(list(draft_ids)), HEADS_TREE), Greedy())
+    found = collect(parts, TEXTS().prompts, Limits(NUM_NEW), num_rows)
+    assert [each.token_ids for each in found] == TEXTS().wanted(3)
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.002])
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_trees_that_change_with_every_row_and_step_leave_the_text_as_it_is(num_rows: int, floor: float) -> None:
+    parts = Parts(TARGET(), DynamicMedusaDrafter(random_heads(list(range(VOCAB))), DynamicShape(9, floor)), Greedy())
     found = collect(parts, TEXTS().prompts, Limits(NUM_NEW), num_rows)
     assert [each.token_ids for each in found] == TEXTS().wanted(3)
 

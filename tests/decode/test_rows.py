@@ -175,6 +175,16 @@ def test_the_last_rows_fill_the_holes_that_finished_ones_leave(finished: list[in
     assert rows.cache.lengths == [len(PROMPT) + key for key in left] + [0] * (5 - len(left))
 
 
+def test_the_states_along_a_path_move_with_their_row() -> None:
+    rows = rows_of(Limits(20, frozenset({5})), [1, 2, 3])
+    step(rows, [[0], [0, 2, 4], [0, 1]], [5, 52, 53])
+    rows.retire()
+    assert [row.key for row in rows.active] == [2, 1]
+    accepted_BDH = rows.context.accepted_hidden_BDH
+    assert accepted_BDH[0, :2, 0].tolist() == [20, 21]
+    assert accepted_BDH[1, :, 0].tolist() == [10, 12, 14]
+
+
 def test_rows_that_join_stand_behind_those_that_stay() -> None:
     rows = rows_of(Limits(20), [1, 2])
     step(rows, [[0], [0, 2, 4]], [51, 52])
