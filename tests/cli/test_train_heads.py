@@ -229,3 +229,30 @@ def test_a_tree_is_as_large_as_was_asked_for(train: Callable[..., Done]) -> None
     done = train("--tree-size", 9, "tree.max_size=4", "--json")
     assert done.document["tree_size"] <= 9
     assert done.document["tree_size"] > 4
+
+
+def test_a_plan_bounds_what_the_run_then_does_and_changes_nothing(
+    medusa: Medusa, tiny: Path, trained: Trained, tmp_path: Path
+) -> None:
+    before = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json")).document
+    assert not (tmp_path / "new").exists()
+    assert (before["prompts_written"], before["samples_ready"], before["steps_saved"], before["bytes_there"]) == (
+        0,
+    ) * 4
+    files = {file: file.read_bytes() for file in trained.folder.rglob("*") if file.is_file()}
+    after = medusa(*train_args(tiny, trained.folder, "--plan", "--json")).document
+    assert {file: file.read_bytes() for file in trained.folder.rglob("*") if file.is_file()} == files
+    assert (after["prompts_written"], after["samples_ready"]) == (12, 12)
+    assert 0 < after["steps_saved"] <= after["steps_at_most"] == before["steps_at_most"]
+    assert trained.done.document["data"]["tokens learnt"] <= after["tokens_at_most"]
+    # 3 heads of a block over the hidden state and the root: two matrices and a bias each
+    assert after["parameters"] == 3 * (2 * 32 * 32 + 32)
+    stored = sum(file.stat().st_size for file in (trained.folder / "written" / "answers").iterdir())
+    assert stored < after["bytes_at_most"]
+    table = medusa(*train_args(tiny, trained.folder, "--plan")).out
+    assert "samples with hidden states" in table
+    assert "6,240 parameters" in table
+
+
+def test_a_plan_and_a_preview_are_not_shown_at_once(train: Callable[..., Done]) -> None:
+    assert train("--plan", "--preview-masks").code == 2

@@ -152,12 +152,24 @@ def test_only_matrices_decay(make_heads):
 def test_a_reporter_gets_flat_numbers_of_steps_and_evaluations(make_heads, sets, tmp_path, make_run, monkeypatch):
     logged = []
     run = SimpleNamespace(log=lambda values, step: logged.append((step, values)))
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: run))
+    wandb = SimpleNamespace(init=lambda **_: run, Settings=SimpleNamespace, Error=ValueError)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
     outlets = Outlets(lambda _: None, TrainLog(tmp_path), WandbReporter("project", {"seed": 0}))
     train(make_heads(), sets, settings(max_steps=2), 0, make_run().checkpoints, outlets)
     assert [step for step, _ in logged] == [1, 2, 2]
     assert set(logged[0][1]) >= {"train/loss", "train/learning_rate", "train/loss_head_1", "train/top1_head_3"}
     assert "eval/top1_head_1" in logged[-1][1]
+
+
+def test_a_reporter_that_can_t_start_says_what_else_there_is(monkeypatch):
+    def init(**_):
+        raise ValueError("no account")
+
+    wandb = SimpleNamespace(init=init, Settings=SimpleNamespace, Error=ValueError)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with pytest.raises(TrainingError, match="can't start: no account") as caught:
+        WandbReporter("project", {})
+    assert "WANDB_MODE=offline" in caught.value.hint
 
 
 def test_a_missing_reporter_package_names_the_extra(monkeypatch):
