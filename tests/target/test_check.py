@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 import medusa_cli.target.model as model_room
 from medusa_cli.errors import TargetError
@@ -202,7 +201,7 @@ def test_a_check_runs_again_when_anything_it_depends_on_changes(monkeypatch: pyt
     checked(target_of(runner="packed"))
     checked(target_of(rope_parameters={"rope_type": "default", "rope_theta": 500.0}))
     checked(wrapped(tiny_model().to(torch.bfloat16)))
-    monkeypatch.setattr(transformers, "__version__", "99.0")
+    monkeypatch.setattr(check.transformers, "__version__", "99.0")
     checked(target_of())
     assert len(runs) == 6
 
