@@ -106,6 +106,7 @@ def _new_row(key: int, prompt: Sequence[int], limits: Limits) -> Row:
 @torch.inference_mode()
 def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
     """Read the joining prompts with one forward and decide each row's first token; hidden states [B, 1, H]."""
+    rows.lend_prefix(joining)
     seen = parts.target.prefill([row.tokens for row in joining], rows.cache, first_row=len(rows.active))
     rows.admit(joining, seen, parts.rule.first(seen.logits_BNV[:, 0], parts.rng))
     parts.drafter.start(rows.context)

@@ -14,6 +14,8 @@ from torch import Tensor
 from medusa_cli.contracts import Context, Draft, Seen, Step, Verdict
 from medusa_cli.target.cache import TreeCache
 
+LEND_FROM = 4  # tokens a shared beginning must have: copying less costs more than reading it
+
 FindStop = Callable[[Sequence[int], Sequence[int]], int | None]
 
 
@@ -89,6 +91,23 @@ class Rows:
         assert self.hidden_BH is not None
         return Context([row.tokens for row in self.active], self.root_B, self.hidden_BH, self.accepted_hidden_BDH)
 
+    def lend_prefix(self, joining: Sequence[Row]) -> None:
+        """Give the rows that join the longest beginning that an active row shares with all of them.
+
+        Texts of one chat template, or of one long system prompt, need it read once. The last token of a prompt is
+        always left to be read: it decides the first new one.
+        """
+        first, *others = [row.tokens for row in joining]
+        shared = min([len(first) - 1, *(_same(first, tokens) for tokens in others), *(len(t) - 1 for t in others)])
+        matches = [
+            min(shared, _same(first, row.tokens), length)
+            for row, length in zip(self.active, self.cache.lengths, strict=False)
+        ]
+        longest = max(matches, default=0)
+        if longest >= LEND_FROM:
+            place = len(self.active)
+            self.cache.copy_prefix(matches.index(longest), slice(place, place + len(joining)), longest)
+
     def admit(self, rows: Sequence[Row], seen: Seen, root_B: Tensor) -> None:
         """Add freshly prefilled rows behind the active ones, each with its first decided token."""
         for row, root in zip(rows, root_B.tolist(), strict=True):
@@ -154,3 +173,10 @@ class Rows:
         if self.accepted_hidden_BDH is not None:
             self.accepted_hidden_BDH = self.accepted_hidden_BDH[index_B]
         return finished
+
+
+def _same(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens at the start that two texts share."""
+    return next(
+        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
+    )

@@ -94,7 +94,7 @@ class TreeLayer(CacheLayerMixin):
 class TreeCache(Cache):
     """Keys and values for `num_rows` rows; `lengths[b]` tokens of row b are committed.
 
-    Only `keep`, `drop` and `copy_row` change lengths: writing nodes commits nothing.
+    Only `keep`, `commit`, `drop` and the copies change lengths: writing nodes commits nothing.
     """
 
     def __init__(self, num_layers: int, num_rows: int, capacity: int) -> None:
@@ -150,11 +150,16 @@ class TreeCache(Cache):
 
     def copy_row(self, source: int, destination: int) -> None:
         """Overwrite one row by another: how a hole left by a finished row is filled."""
-        length = self.lengths[source]
+        self.copy_prefix(source, slice(destination, destination + 1), self.lengths[source])
+
+    @torch.inference_mode()
+    def copy_prefix(self, source: int, destinations: slice, length: int) -> None:
+        """Begin rows with the first `length` tokens of another: what texts share is read once."""
+        assert length <= self.lengths[source]
         for layer in self.layers:
-            layer.keys[destination, :, :length] = layer.keys[source, :, :length]
-            layer.values[destination, :, :length] = layer.values[source, :, :length]
-        self.lengths[destination] = length
+            for store in (layer.keys, layer.values):
+                store[destinations, :, :length] = store[source, :, :length]
+        self.lengths[destinations] = [length] * (destinations.stop - destinations.start)
 
     def drop(self, row: int) -> None:
         """Forget a row."""

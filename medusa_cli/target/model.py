@@ -121,13 +121,17 @@ class Target:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], cache: TreeCache, first_row: int = 0) -> Seen:
-        """Read prompts into free rows, from `first_row` on, and commit them; shows each one's last position (N = 1)."""
-        lengths = [len(prompt) for prompt in prompts]
+        """Read prompts into rows, from `first_row` on, and commit them; shows each one's last position (N = 1).
+
+        What these rows hold already is the beginning of their prompts: only the rest is read.
+        """
+        rows = slice(first_row, first_row + len(prompts))
+        unread = [prompt[held:] for prompt, held in zip(prompts, cache.lengths[rows], strict=True)]
+        lengths = [len(rest) for rest in unread]
         longest = max(lengths)
         tokens_BN = torch.zeros(len(prompts), longest, dtype=torch.long)
-        for row, prompt in enumerate(prompts):
-            tokens_BN[row, : len(prompt)] = torch.tensor(prompt)
-        rows = slice(first_row, first_row + len(prompts))
+        for row, rest in enumerate(unread):
+            tokens_BN[row, : len(rest)] = torch.tensor(rest)
         last_B1 = torch.tensor(lengths, device=self.device)[:, None] - 1
         seen = self._forward(tokens_BN.to(self.device), TokenTree.chain(longest - 1), cache, rows, last_B1)
         cache.commit(rows, lengths)

@@ -305,6 +305,15 @@ def test_rows_join_when_enough_are_free(join_at: int, prefilled: list[int], coun
     assert counter.prefilled == prefilled
 
 
+def test_rows_that_share_a_beginning_write_what_each_writes_alone() -> None:
+    prompts = [[1, 2, 3, 4, 5, last] for last in range(6, 12)]
+    parts = Parts(TARGET(), NoDrafter(), Greedy())
+    stops = frozenset(range(0, VOCAB, 9))  # texts end at different steps, so that rows join others
+    alone = [collect(parts, [prompt], Limits(NUM_NEW, stops))[0] for prompt in prompts]
+    assert len({text.num_steps for text in alone}) > 1
+    assert collect(parts, prompts, Limits(NUM_NEW, stops), max_rows=2) == alone
+
+
 def test_prompts_are_asked_for_only_as_rows_become_free() -> None:
     asked = []
 

@@ -194,3 +194,33 @@ def test_rows_that_join_stand_behind_those_that_stay() -> None:
     assert rows.context.hidden_BH[:, 0].tolist() == [0, 14, 7]
     assert rows.context.accepted_hidden_BDH is None
     assert [list(tokens)[len(PROMPT) :] for tokens in rows.context.tokens] == [[1, 51], [2, 12, 14, 52], [3]]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lent"),
+    [
+        ([[90, 91, 92, 2, 12, 14, 52, 60]], 6),  # 52 is decided and not in the cache
+        ([[90, 91, 92, 2, 12, 7], [90, 91, 92, 2, 12, 8, 9]], 5),
+        ([[90, 91, 92, 2, 12, 7], [90, 91, 92, 2, 12]], 4),  # a prompt's last token is always read
+        ([[90, 91, 92, 7, 8]], 0),  # too short to pay
+        ([[90, 91, 92, 2, 12, 7], [50, 91, 92, 2, 12, 7]], 0),
+    ],
+)
+def test_the_rows_that_join_begin_with_what_an_active_row_shares_with_all(prompts: list[list[int]], lent: int) -> None:
+    rows = rows_of(Limits(20), [1, 2])
+    step(rows, [[0], [0, 2, 4]], [51, 52])
+    rows.cache = grown(rows.cache, 2 + len(prompts))
+    rows.lend_prefix([Row(9, prompt, len(prompt), Limits(20)) for prompt in prompts])
+    assert rows.cache.lengths == [4, 6, *[lent] * len(prompts)]
+
+
+def grown(cache: TreeCache, num_rows: int) -> TreeCache:
+    more = TreeCache(0, num_rows, 0)
+    more.commit(slice(0, 2), cache.lengths[:2])
+    return more
+
+
+def test_nothing_is_lent_where_nobody_is_active() -> None:
+    rows = Rows(TreeCache(0, 1, 0))
+    rows.lend_prefix([row_of(Limits(20), new=[1, 2, 3])])
+    assert rows.cache.lengths == [0]

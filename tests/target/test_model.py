@@ -106,6 +106,20 @@ def test_a_prefill_shows_each_prompt_s_last_position_and_commits_the_prompts() -
         close(seen.hidden_BNH[row, 0], final_hidden(model, prompt)[-1])
 
 
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_beginning_that_another_row_holds_is_not_read_again(name: str) -> None:
+    target, model = cached_target(name), tiny_model(name)
+    shared = prompt_of(9)
+    prompts = [shared + [3, 1, 4], shared + [5]]
+    cache = target.new_cache(3, 0)
+    target.prefill([shared + [2, 7]], cache)
+    cache.copy_prefix(0, slice(1, 3), len(shared))
+    seen = target.prefill(prompts, cache, first_row=1)
+    assert cache.lengths == [11, 12, 10]
+    for row, prompt in enumerate(prompts):
+        close(seen.logits_BNV[row, 0], model(torch.tensor([prompt])).logits[0, -1])
+
+
 def test_verifying_commits_nothing_and_can_be_repeated() -> None:
     target = cached_target("gemma3_text")
     cache = target.new_cache(2, 0)
