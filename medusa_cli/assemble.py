@@ -46,8 +46,8 @@ def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     if folder is None:
         return NoDrafter()
     heads = read_heads(folder, target)
-    if target.identity.runner == "packed":
-        heads.pack()
+    if target.identity.runner != "eager":
+        heads.pack(blocks=target.identity.runner == "blocks")
     tree = _choose_tree(choice, folder)
     if isinstance(tree, DynamicShape):
         return DynamicMedusaDrafter(heads, tree)

@@ -34,7 +34,7 @@ class TargetSettings(Settings):
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
-    runner: Literal["auto", "eager", "packed"] = "auto"
+    runner: Literal["auto", "eager", "packed", "blocks"] = "auto"
     attention: Literal["auto", "eager", "sdpa", "grouped"] = "auto"
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -126,6 +127,22 @@ def tiny_model(name: str, **changes: Any) -> Any:
             numbers = 1.5 * noise / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else parameter + 0.1 * noise
             parameter.copy_(numbers)
     return model
+
+
+@functools.cache
+def quantised_model() -> Any:
+    """A llama whose linear layers hold what a Q4_1 file would give back; the output matrix is Q8_0."""
+    model = copy.deepcopy(tiny_model("llama", hidden_size=64, intermediate_size=128, head_dim=16))
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            kind = GGMLQuantizationType.Q8_0 if name == "lm_head" else GGMLQuantizationType.Q4_1
+            module.weight.copy_(on_grid(module.weight, kind))
+    return model
+
+
+def on_grid(weight_OI: Tensor, kind: GGMLQuantizationType) -> Tensor:
+    """The weight as a file of this kind gives it back."""
+    return torch.from_numpy(dequantize(quantize(weight_OI.detach().numpy(), kind), kind))
 
 
 def target_of(model: Any, attention: str = "eager", runner: str = "eager", tokenizer: Any = None) -> Target:

@@ -10,8 +10,8 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "medusa_cli"
 LAYERS = (
-    ("errors", "lazy", "packed"),
-    ("trees", "recipe"),
+    ("errors", "lazy", "home"),
+    ("kernels", "trees", "recipe"),
     ("contracts",),
     ("heads", "target"),
     ("drafters", "acceptance", "formats", "data"),

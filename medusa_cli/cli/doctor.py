@@ -154,7 +154,7 @@ def _distinct(tensors: Any) -> list["torch.Tensor"]:
 
 def _packed_layers(target: "Target") -> list[Any]:
     """Layers whose weights are no parameters any more."""
-    from medusa_cli.packed import PackedLinear
+    from medusa_cli.kernels.packed import PackedLinear
 
     return [module for module in target.model.modules() if isinstance(module, PackedLinear)]
 

@@ -13,7 +13,7 @@ import typer
 from medusa_cli.recipe import Recipe, Settings, TargetSettings
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-RunnerName = Literal["auto", "eager", "packed"]
+RunnerName = Literal["auto", "eager", "packed", "blocks"]
 AttentionName = Literal["auto", "eager", "sdpa", "grouped"]
 
 

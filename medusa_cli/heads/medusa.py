@@ -18,7 +18,8 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from medusa_cli.errors import HeadsMismatch
-from medusa_cli.packed import PackedLinear
+from medusa_cli.kernels.layout import packed_linear
+from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.recipe import Settings
 
 
@@ -173,10 +174,10 @@ class MedusaHeads(nn.Module):
             self.shared_bias = self._rows(bias_V) if config.output_bias and bias_V is not None else None
         return self
 
-    def pack(self) -> "MedusaHeads":
-        """Lay the shared output out for the CPU's kernels: with few rows it is most of what the heads cost."""
+    def pack(self, *, blocks: bool) -> "MedusaHeads":
+        """Lay the shared output out for the CPU's kernels, as the target's layers are."""
         if self.shared_weight is not None:
-            self.packed_output = PackedLinear(self.shared_weight, self.shared_bias)
+            self.packed_output = packed_linear(self.shared_weight, self.shared_bias, blocks=blocks)
         return self
 
     def _rows(self, table_V: Tensor) -> Tensor:

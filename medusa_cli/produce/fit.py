@@ -43,8 +43,8 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
     num_ranks = min(NUM_RANKS, heads.config.draft_vocab)
     measurement = measure(heads, held_out, num_ranks=num_ranks, chunk=recipe.train.loss_chunk, source=SOURCE)
     largest = max(recipe.tree.max_size, recipe.tree.size or 0)
-    if target.identity.runner == "packed":
-        heads.pack()
+    if target.identity.runner != "eager":
+        heads.pack(blocks=target.identity.runner == "blocks")
     drafter = MedusaDrafter(heads, TokenTree.chain(heads.config.num_heads))
     costs = measure_step_cost(target, drafter, max_nodes=largest + 1, context=COST_CONTEXT, repeats=COST_REPEATS)
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)

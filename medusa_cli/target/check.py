@@ -21,8 +21,8 @@ from torch import Tensor
 import medusa_cli
 from medusa_cli.contracts import Draft
 from medusa_cli.errors import TargetError
+from medusa_cli.home import cache_home
 from medusa_cli.target.model import Target
-from medusa_cli.target.sources import cache_home
 from medusa_cli.trees.tree import TokenTree
 
 # Siblings stand beside each other, so that a node that sees a sibling, or counts columns as positions, is found out.

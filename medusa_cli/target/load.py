@@ -10,7 +10,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as library_logging
 
 from medusa_cli.errors import TargetError
-from medusa_cli.packed import can_pack
+from medusa_cli.kernels.packed import can_pack
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention
 from medusa_cli.target.check import checked
@@ -19,7 +19,7 @@ from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, 
 from medusa_cli.target.masks import MaskKinds
 from medusa_cli.target.model import Identity, Target, takes_mapping
 from medusa_cli.target.refuse import refuse_config, refuse_model
-from medusa_cli.target.runner import keep_freed_memory, pack
+from medusa_cli.target.runner import keep_freed_memory, lay_out
 from medusa_cli.target.sources import Source, find_source, licence_of
 
 SAMPLED_NUMBERS = 64  # of each tensor
@@ -48,14 +48,12 @@ def load_unchecked(settings: TargetSettings) -> Target:
 
 
 def make_target(model: Any, tokenizer: Any, settings: TargetSettings) -> Target:
-    """Wrap a model that is already in memory; packs it in place when the runner says so."""
+    """Wrap a model that is already in memory; the runner replaces its linear layers in place."""
     refuse_model(model, settings.model)
     kinds = mask_kinds(model)
     fingerprint = fingerprint_of(model)
     weight = model.get_input_embeddings().weight
-    runner = choose_runner(settings.runner, weight.device, weight.dtype)
-    if runner == "packed":
-        pack(model)
+    runner = lay_out(model, choose_runner(settings.runner, weight.device, weight.dtype))
     identity = Identity(
         settings.model, fingerprint, runner, model.config._attn_implementation, licence_of(settings.model)
     )
@@ -90,13 +88,11 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 
 
 def choose_runner(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
-    """`auto` packs where packing runs."""
+    """`auto` stays as it is where layers can be replaced: their weights say which layout is best."""
     possible = can_pack(device, dtype)
-    if wanted == "auto":
-        return "packed" if possible else "eager"
-    if wanted == "packed" and not possible:
-        raise TargetError(f"the packed runner needs float32 on a CPU, not {dtype} on {device}", "use --runner eager")
-    return wanted
+    if wanted in ("packed", "blocks") and not possible:
+        raise TargetError(f"the {wanted} runner needs float32 on a CPU, not {dtype} on {device}", "use --runner eager")
+    return wanted if possible else "eager"
 
 
 def choose_attention(wanted: str, config: Any) -> str:

@@ -1,11 +1,17 @@
-"""How a forward is launched: eager, or packed (every linear layer in the layout of medusa_cli/packed.py)."""
+"""How a forward is launched: eager, packed (linear layers in the layouts of medusa_cli/kernels), or blocks.
+
+blocks is packed where a step's few rows read the weights in 4 or 8 bits, for models whose weights lie on such a grid.
+"""
 
 import ctypes
 import platform
 
 from torch import nn
 
-from medusa_cli.packed import PackedLinear
+from medusa_cli.errors import TargetError
+from medusa_cli.kernels.blocks import BlockLinear, functions
+from medusa_cli.kernels.layout import packed_linear
+from medusa_cli.kernels.native import CannotCompile
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1
 
@@ -22,13 +28,41 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGEST)
 
 
-def pack(model: nn.Module) -> nn.Module:
+def lay_out(model: nn.Module, wanted: str) -> str:
+    """Give the model, in place, the linear layers of the runner asked for; says which runner it became.
+
+    `auto` is blocks where a compiler is there and weights lie on a grid, else packed. Raises TargetError when blocks
+    were asked for by name and can't be had.
+    """
+    if wanted == "eager":
+        return wanted
+    reason = _why_no_blocks() if wanted != "packed" else "not asked for"
+    pack(model, blocks=reason is None)
+    if reason is None and any(isinstance(module, BlockLinear) for module in model.modules()):
+        return "blocks"
+    if wanted == "blocks":
+        raise TargetError(
+            f"the blocks runner can't run: {reason or 'no weights of this model lie on a grid of 4 or 8 bits'}",
+            "use --runner packed; a GGUF file in Q4_0, Q4_1 or Q8_0 has such weights",
+        )
+    return "packed"
+
+
+def _why_no_blocks() -> str | None:
+    try:
+        functions()
+    except CannotCompile as error:
+        return str(error)
+    return None
+
+
+def pack(model: nn.Module, *, blocks: bool = False) -> nn.Module:
     """Replace the model's linear layers by packed ones, in place; embeddings keep their own weight."""
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                packed = PackedLinear(child.weight, child.bias)
+                packed = packed_linear(child.weight, child.bias, blocks=blocks)
                 packed.tied_to = child.weight if child.weight in embeddings else None
                 setattr(parent, name, packed)
     return model

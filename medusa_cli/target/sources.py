@@ -4,7 +4,6 @@ import difflib
 import hashlib
 import importlib.util
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,6 +13,7 @@ from typing import Any
 import yaml
 
 from medusa_cli.errors import TargetError
+from medusa_cli.home import cache_home
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _COPY_AGAIN = "copy the file from the model again"
@@ -27,13 +27,6 @@ class Source:
     location: str
     gguf_file: str | None = None
     convert_to: Path | None = None  # an embedded GGUF is converted once into this folder
-
-
-def cache_home() -> Path:
-    """MEDUSA_HOME, or medusa/ in the user's cache folder."""
-    if home := os.environ.get("MEDUSA_HOME"):
-        return Path(home).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "medusa"
 
 
 @cache

@@ -13,7 +13,19 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.target.model import Target
-from tests.fakes import ARCHITECTURES, DRAFTERS, NUM_NEW, SHAPES, greedy_of, known, prompt_of, target_of, tiny_model
+from tests.fakes import (
+    ARCHITECTURES,
+    DRAFTERS,
+    NUM_NEW,
+    SHAPES,
+    SPARE,
+    greedy_of,
+    known,
+    prompt_of,
+    quantised_model,
+    target_of,
+    tiny_model,
+)
 
 LIMITS = Limits(NUM_NEW)
 # Under a root alone every drafter proposes the same.
@@ -44,6 +56,18 @@ def test_every_draft_gives_the_greedy_text(
 ) -> None:
     target = cached_target("llama", attention, runner)
     assert texts_of(target, "llama", drafter, shape, num_rows) == known("llama").wanted(num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize(("drafter", "shape"), DRAFTS)
+def test_weights_read_in_blocks_give_the_greedy_text(drafter: str, shape: str, num_rows: int) -> None:
+    target = target_of(quantised_model(), runner="blocks")
+    prompts = [prompt_of(length) for length in (5, 17, 11)][:num_rows]
+    wanted = [greedy_of(quantised_model(), prompt, NUM_NEW + SPARE) for prompt in prompts]
+    texts = [prompt + answer for prompt, answer in zip(prompts, wanted, strict=True)]
+    parts = Parts(target, DRAFTERS[drafter](texts, SHAPES[shape]), Greedy())
+    found = collect(parts, prompts, LIMITS, max_rows=num_rows)
+    assert [each.token_ids for each in found] == [answer[:NUM_NEW] for answer in wanted]
 
 
 @pytest.mark.parametrize(("name", "attention"), ATTENTIONS)

@@ -5,10 +5,13 @@ import torch
 from torch import nn
 
 from medusa_cli.errors import TargetError
-from medusa_cli.packed import PackedLinear, can_pack
+from medusa_cli.kernels.blocks import BlockLinear
+from medusa_cli.kernels.native import CannotCompile
+from medusa_cli.kernels.packed import PackedLinear, can_pack
+from medusa_cli.target import runner as runner_room
 from medusa_cli.target.load import choose_runner
 from medusa_cli.target.runner import pack
-from tests.fakes import tiny_model
+from tests.fakes import quantised_model, target_of, tiny_model
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="this build of torch has no oneDNN")
@@ -46,7 +49,7 @@ def test_every_linear_layer_is_packed_and_no_embedding() -> None:
 
 
 def test_packing_is_for_float32_on_a_cpu() -> None:
-    assert choose_runner("auto", CPU, torch.float32) == "packed"
+    assert choose_runner("auto", CPU, torch.float32) == "auto"
     assert choose_runner("auto", CPU, torch.bfloat16) == "eager"
     assert choose_runner("eager", CPU, torch.float32) == "eager"
     with pytest.raises(TargetError, match="packed runner needs float32 on a CPU"):
@@ -57,3 +60,39 @@ def test_packing_is_for_float32_on_a_cpu() -> None:
 
 def test_the_tiny_models_are_left_as_they_were() -> None:
     assert not any(isinstance(module, PackedLinear) for module in tiny_model("llama").modules())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "weights", "runner"),
+    [
+        ("auto", "on a grid", "blocks"),
+        ("blocks", "on a grid", "blocks"),
+        ("packed", "on a grid", "packed"),
+        ("eager", "on a grid", "eager"),
+        ("auto", "plain", "packed"),
+    ],
+)
+def test_weights_on_a_grid_are_read_in_blocks_unless_another_runner_is_asked_for(
+    wanted: str, weights: str, runner: str
+) -> None:
+    target = target_of(quantised_model() if weights == "on a grid" else tiny_model("llama"), runner=wanted)
+    assert target.identity.runner == runner
+    layers = [type(module) for module in target.model.modules() if isinstance(module, nn.Linear | PackedLinear)]
+    assert {*layers} == {{"blocks": BlockLinear, "packed": PackedLinear, "eager": nn.Linear}[runner]}
+
+
+def test_blocks_that_can_not_be_had_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TargetError, match="no weights of this model lie on a grid of 4 or 8 bits"):
+        target_of(tiny_model("llama"), runner="blocks")
+    monkeypatch.setattr(runner_room, "functions", no_compiler)
+    with pytest.raises(TargetError, match="the blocks runner can't run: no C"):
+        target_of(quantised_model(), runner="blocks")
+
+
+def test_without_a_compiler_the_runner_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_room, "functions", no_compiler)
+    assert target_of(quantised_model(), runner="auto").identity.runner == "packed"
+
+
+def no_compiler() -> None:
+    raise CannotCompile("no C++ compiler")

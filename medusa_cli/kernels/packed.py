@@ -1,4 +1,4 @@
-"""Linear layers over weights laid out for the CPU's matrix kernels. Knows no model.
+"""Linear layers over float weights laid out for the CPU's matrix kernels.
 
 oneDNN's blocked layout, chosen for 64 rows, serves one row as well as the plain layout does, and several rows far
 better (docs/log.md has the measurements).

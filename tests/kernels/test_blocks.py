@@ -1,0 +1,106 @@
+"""Weights on a grid are found, give back every weight to the last bit, and multiply as the plain layer does."""
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from torch import nn
+from torch.nn import functional as F
+
+from medusa_cli.kernels.blocks import FEW_ROWS, BlockLinear, find_blocks
+from medusa_cli.kernels.layout import packed_linear
+from medusa_cli.kernels.packed import PackedLinear
+from tests.fakes import on_grid
+
+KINDS = {
+    GGMLQuantizationType.Q4_0: 4,
+    GGMLQuantizationType.Q4_1: 4,
+    GGMLQuantizationType.Q8_0: 8,
+}
+SHAPES = [(48, 64), (5, 128), (1, 192), (131, 576)]
+
+
+def weight_of(kind: GGMLQuantizationType, shape: tuple[int, int] = (48, 128), scale: float = 0.05) -> torch.Tensor:
+    rng = torch.Generator().manual_seed(5)
+    return on_grid(scale * torch.randn(shape, generator=rng), kind)
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-3, 1.0, 300.0])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_quantised_file_holds_comes_back_to_the_last_bit(
+    kind: GGMLQuantizationType, shape: tuple[int, int], scale: float
+) -> None:
+    weight_OI = weight_of(kind, shape, scale)
+    layer = packed_linear(weight_OI, None, blocks=True)
+    assert isinstance(layer, BlockLinear)
+    if weight_OI.abs().max() > 0 and scale > 1e-6:  # so small that every number is a whole step, 8 bits hold 4 too
+        assert layer.blocks.bits == KINDS[kind]
+    columns = [layer(unit[None])[0] for unit in torch.eye(shape[1])]
+    assert torch.equal(torch.stack(columns, dim=1), weight_OI)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_number_of_rows_gives_the_plain_layer_s_numbers(kind: GGMLQuantizationType, bias: bool) -> None:
+    weight_OI, bias_O = weight_of(kind), torch.randn(48) if bias else None
+    layer = packed_linear(weight_OI, bias_O, blocks=True)
+    inputs = torch.randn(FEW_ROWS + 2, 128)
+    for num_rows in range(1, FEW_ROWS + 3):
+        found = layer(inputs[:num_rows])
+        torch.testing.assert_close(found, F.linear(inputs[:num_rows], weight_OI, bias_O), atol=2e-6, rtol=1e-5)
+
+
+def test_a_row_s_numbers_do_not_depend_on_the_rows_beside_it() -> None:
+    layer = packed_linear(weight_of(GGMLQuantizationType.Q4_1), None, blocks=True)
+    inputs = torch.randn(FEW_ROWS, 128)
+    alone = torch.cat([layer(row[None]) for row in inputs])
+    for num_rows in range(1, FEW_ROWS + 1):
+        assert torch.equal(layer(inputs[:num_rows]), alone[:num_rows])
+
+
+@pytest.mark.parametrize("shape", [(128,), (1, 1, 128), (2, 3, 128), (0, 128)])
+def test_inputs_of_any_shape(shape: tuple[int, ...]) -> None:
+    weight_OI = weight_of(GGMLQuantizationType.Q8_0)
+    inputs = torch.randn(shape)
+    found = packed_linear(weight_OI, None, blocks=True)(inputs)
+    torch.testing.assert_close(found, F.linear(inputs, weight_OI), atol=2e-6, rtol=1e-5)
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    weight_OI = weight_of(GGMLQuantizationType.Q4_0)
+    inputs = torch.randn(2, 128, 3).transpose(1, 2)
+    found = packed_linear(weight_OI, None, blocks=True)(inputs)
+    torch.testing.assert_close(found, F.linear(inputs, weight_OI), atol=2e-6, rtol=1e-5)
+
+
+def test_a_block_of_zeros_lies_on_a_grid() -> None:
+    weight_OI = weight_of(GGMLQuantizationType.Q4_1)
+    weight_OI[3, 32:64] = 0
+    weight_OI[4] = 0
+    layer = packed_linear(weight_OI, None, blocks=True)
+    assert isinstance(layer, BlockLinear)
+    assert torch.equal(torch.stack([layer(unit[None])[0] for unit in torch.eye(128)], dim=1), weight_OI)
+
+
+@pytest.mark.parametrize("place", [(0, 0), (47, 127), (20, 77)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_weight_off_the_grid_is_enough(kind: GGMLQuantizationType, place: tuple[int, int]) -> None:
+    weight_OI = weight_of(kind)
+    assert find_blocks(weight_OI) is not None
+    weight_OI[place] = torch.nextafter(weight_OI[place] + 1e-3, torch.tensor(1.0))
+    assert find_blocks(weight_OI) is None
+    assert type(packed_linear(weight_OI, None, blocks=True)) is PackedLinear
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_lie_on_no_grid(bad: float) -> None:
+    weight_OI = weight_of(GGMLQuantizationType.Q4_1)
+    weight_OI[7, 9] = bad
+    assert find_blocks(weight_OI) is None
+
+
+def test_plain_weights_and_odd_widths_and_other_dtypes_are_left_alone() -> None:
+    assert find_blocks(nn.Linear(128, 48).weight) is None
+    assert find_blocks(torch.zeros(4, 96)) is None
+    assert find_blocks(torch.zeros(4, 128, dtype=torch.bfloat16)) is None
+    assert type(packed_linear(weight_of(GGMLQuantizationType.Q4_1), None, blocks=False)) is PackedLinear
