@@ -172,13 +172,12 @@ def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
     from medusa_cli.produce.heads import make_heads
 
     folder = open_folder(recipe, resume=resume)
-    target = load_target(recipe.target)
-    console.info(
-        f"{target.name}: {str(target.dtype).removeprefix('torch.')} on {target.device}, {target.identity.runner} runner"
-    )
     command = shlex.join(["medusa", *sys.argv[1:]])
     try:
-        with _reporter(recipe) as reporter, _Watch(console, reporter) as hooks:
+        with folder.to_itself(), _reporter(recipe) as reporter, _Watch(console, reporter) as hooks:
+            target = load_target(recipe.target)
+            dtype = str(target.dtype).removeprefix("torch.")
+            console.info(f"{target.name}: {dtype} on {target.device}, {target.identity.runner} runner")
             return make_heads(recipe, target, folder, hooks, command)
     except KeyboardInterrupt:
         console.warn(

@@ -6,10 +6,13 @@ has begun, those that decide what is learnt.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.formats.atomic import write_atomically
@@ -28,6 +31,20 @@ class RunFolder:
     recipe: Recipe
     found: Mapping[str, Any]
     wanted: Mapping[str, Any]
+
+    @contextmanager
+    def to_itself(self) -> Iterator[None]:
+        """No other run writes here meanwhile; the system drops the lock of a process that dies.
+
+        Raises TrainingError when one does.
+        """
+        try:
+            with FileLock(self.path / ".lock", timeout=0):
+                yield
+        except Timeout as error:
+            raise TrainingError(
+                f"another run is writing to {self.path}", "wait until it ends, or choose another --output-dir"
+            ) from error
 
     def claim(self, fingerprint: str) -> None:
         """Mark the folder as this recipe's and this model's. Raises TrainingError when it is another model's."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.cli.harness import Done, Medusa, Trained, train_args
 
@@ -46,7 +47,7 @@ def keys(folder: Path, store: str) -> list[str]:
 def test_the_folder_holds_all_that_heads_need(trained: Trained) -> None:
     assert trained.done.code == 0, trained.done.err
     assert {file.name for file in trained.folder.iterdir()} == {
-        "run.json", "written", "checkpoints", "heads.safetensors", "heads.json", "tree.json", "accuracy.json",
+        ".lock", "run.json", "written", "checkpoints", "heads.safetensors", "heads.json", "tree.json", "accuracy.json",
         "train.jsonl", "provenance.json", "README.md",
     }  # fmt: skip
 
@@ -160,6 +161,15 @@ def test_more_samples_are_written_to_those_that_are_there(train: Callable[..., D
     assert (run / "written/prompts.jsonl").read_bytes().startswith(prompts)
     assert (run / "written/answers/ids.i32").read_bytes().startswith(answers)
     assert len(keys(run, "answers")) == 16
+
+
+def test_two_runs_never_write_to_one_folder(train: Callable[..., Done], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    with FileLock(tmp_path / "run" / ".lock"):
+        refused = train()
+    assert refused.code == 1
+    assert "another run is writing to " in refused.err
+    assert train().code == 0
 
 
 def test_a_data_set_whose_content_changed_is_noticed(train: Callable[..., Done], data: Path) -> None:
