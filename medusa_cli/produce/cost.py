@@ -12,7 +12,8 @@ from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.target.model import Target
 from medusa_cli.trees.tree import TokenTree
 
-NODE_COUNTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# every size up to 8: kernels work on a few rows at a time, and one node more can cost as much as four before it
+NODE_COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 32, 48, 64)
 
 
 @torch.inference_mode()
