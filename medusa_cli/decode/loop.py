@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from medusa_cli.acceptance.shaping import Shaping
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.decode.rows import Limits, Row, Rows
 from medusa_cli.decode.step import take_step
@@ -20,12 +21,13 @@ from medusa_cli.target.model import Target
 
 @dataclass(frozen=True)
 class Parts:
-    """The four things decoding is made of."""
+    """What decoding is made of; `shaping` reworks logits before the rule sees them."""
 
     target: Target
     drafter: Drafter
     rule: AcceptanceRule
     rng: torch.Generator | None = None
+    shaping: Shaping | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def decode(
             yield from _join(parts, rows, [_new_row(key, prompt, limits) for key, prompt in joining])
         if rows.active:
             before = list(rows.active)
-            step = take_step(parts.target, parts.drafter, parts.rule, rows, parts.rng)
+            step = take_step(parts.target, parts.drafter, parts.rule, rows, parts.rng, parts.shaping)
             for index, row in enumerate(before):
                 yield Gain(row, step.tokens[index], step.hidden_BDH[index, : len(step.tokens[index])])
             _retire(parts, rows)
@@ -108,7 +110,10 @@ def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
     """Read the joining prompts with one forward and decide each row's first token; hidden states [B, 1, H]."""
     rows.lend_prefix(joining)
     seen = parts.target.prefill([row.tokens for row in joining], rows.cache, first_row=len(rows.active))
-    rows.admit(joining, seen, parts.rule.first(seen.logits_BNV[:, 0], parts.rng))
+    logits_BV = seen.logits_BNV[:, 0]
+    if parts.shaping is not None:
+        logits_BV = parts.shaping.first(logits_BV, joining)
+    rows.admit(joining, seen, parts.rule.first(logits_BV, parts.rng))
     parts.drafter.start(rows.context)
     return seen.hidden_BNH
 

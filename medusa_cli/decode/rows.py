@@ -58,9 +58,14 @@ class Row:
         """The text without its prompt."""
         return self.tokens[self.prompt_tokens :]
 
+    @property
+    def most_tokens(self) -> int:
+        """Ids that prompt and text may have together."""
+        return self.prompt_tokens + self.limits.budget(self.prompt_tokens)
+
     def take(self, offered: Sequence[int]) -> int:
         """Append as many of the offered ids as stops and budget allow; returns how many. Sets finish_reason."""
-        left = self.limits.budget(self.prompt_tokens) - len(self.tokens) + self.prompt_tokens
+        left = self.most_tokens - len(self.tokens)
         allowed = list(offered[:left])
         stop = next((place + 1 for place, token in enumerate(allowed) if token in self.limits.stop_ids), None)
         if self.limits.find_stop is not None:

@@ -2,6 +2,7 @@
 
 import torch
 
+from medusa_cli.acceptance.shaping import Shaping
 from medusa_cli.contracts import AcceptanceRule, Drafter, Step
 from medusa_cli.decode.rows import Rows
 from medusa_cli.target.model import Target
@@ -9,12 +10,18 @@ from medusa_cli.target.model import Target
 
 @torch.inference_mode()
 def take_step(
-    target: Target, drafter: Drafter, rule: AcceptanceRule, rows: Rows, rng: torch.Generator | None = None
+    target: Target,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    rows: Rows,
+    rng: torch.Generator | None = None,
+    shaping: Shaping | None = None,
 ) -> Step:
     """Guess a tree, check it with one forward, keep one path per row."""
     draft = drafter.propose(rows.context)  # a tree of guesses under each row's root
     seen = target.verify(draft, rows.cache)  # one forward scores every node
-    verdict = rule.accept(draft, seen.logits_BNV, rng)  # which path survives, and what follows it
+    logits_BNV = seen.logits_BNV if shaping is None else shaping.nodes(seen.logits_BNV, draft, rows.active)
+    verdict = rule.accept(draft, logits_BNV, rng)  # which path survives, and what follows it
     verdict = rows.limit(verdict, draft)  # cut at stops and budgets: the one place, the one host read
     rows.cache.keep(verdict)  # keys and values of the losers are forgotten
     return rows.advance(draft, verdict, seen.hidden_BNH)  # verdict.next_B becomes the new root
