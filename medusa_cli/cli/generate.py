@@ -1,9 +1,10 @@
 """`medusa generate`: stream the text of one prompt, or of every prompt in a file; a one-line summary on stderr."""
 
+import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -39,15 +40,41 @@ def command(
         float, typer.Option("--temperature", min=0.0, metavar="T", help="0 decodes greedily.")
     ] = 0.0,
     top_p: Annotated[
-        float, typer.Option("--top-p", metavar="P", help="Sample from the best tokens of this mass.")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", min=0, metavar="K", help="Sample from the K best; 0: all.")] = 0,
-    acceptance: Annotated[
-        Literal["greedy", "lossless"] | None,
+        float | None,
         typer.Option(
-            "--acceptance", help="Both are exact: the model's own text, or its own law. [default: by temperature]"
+            "--top-p",
+            metavar="P",
+            help="Sample from the best tokens of this mass. [default: as the model's settings say]",
         ),
     ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", min=0, metavar="K", help="Sample from the K best; 0: all. [default: as above]"),
+    ] = None,
+    acceptance: Annotated[
+        Literal["greedy", "lossless", "typical"] | None,
+        typer.Option(
+            "--acceptance",
+            help="greedy and lossless are exact: the model's own text, or its own law. typical is not: it keeps "
+            "what is likely. [default: by temperature]",
+        ),
+    ] = None,
+    posterior_threshold: Annotated[
+        float | None,
+        typer.Option("--posterior-threshold", metavar="P", help="typical: keep what is likelier. [default: 0.09]"),
+    ] = None,
+    posterior_alpha: Annotated[
+        float | None,
+        typer.Option(
+            "--posterior-alpha", metavar="A", help="typical: or likelier than this, where any is unsure. [default: 0.3]"
+        ),
+    ] = None,
+    min_new_tokens: Annotated[
+        int, typer.Option("--min-new-tokens", min=0, metavar="N", help="No stop id before as many tokens.")
+    ] = 0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Stop ids don't end the text: always write --max-new-tokens.")
+    ] = False,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be given again.")
     ] = None,
@@ -78,8 +105,12 @@ def command(
 
     if (prompt is None) == (prompt_file is None):
         raise typer.BadParameter("give a prompt, or --prompt-file FILE")
-    if not 0 < top_p <= 1:
+    if top_p is not None and not 0 < top_p <= 1:
         raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
+    if posterior_threshold is not None and not 0 < posterior_threshold < 1:
+        raise typer.BadParameter("--posterior-threshold is a probability: above 0, below 1")
+    if posterior_alpha is not None and not 0 < posterior_alpha < math.inf:
+        raise typer.BadParameter("--posterior-alpha is a factor above 0")
     if check and temperature > 0:
         raise typer.BadParameter("--check compares greedy texts: samples differ from draw to draw")
     if stop and not all(stop):
@@ -89,18 +120,18 @@ def command(
     )
     recipe = load_recipe(config, (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    if temperature == 0 and (top_p < 1 or top_k):
+    if temperature == 0 and (top_p is not None or top_k):
         console.warn("--top-p and --top-k change nothing at --temperature 0: the best token is always taken")
     asked = _asked(prompt, prompt_file, system_prompt)
-    from medusa_cli.assemble import DrafterChoice, check_choice, load_rule
+    from medusa_cli.assemble import DrafterChoice, Sampling, check_choice, check_sampling
 
-    rule = load_rule(acceptance, temperature, top_p, top_k)
+    sampling = Sampling(acceptance, temperature, top_p, top_k, min_new_tokens, posterior_threshold, posterior_alpha)
+    check_sampling(sampling)
     choice = DrafterChoice(drafter, heads, tree, tree_size)
     check_choice(choice, recipe.target.model)
-    writer = _load(recipe, choice, rule, console)
-    answers = [
-        _answer(writer, one, Wish(max_new_tokens, chat, tuple(stop or ()), stream, check), console) for one in asked
-    ]
+    writer = _load(recipe, choice, sampling, console)
+    wish = Wish(max_new_tokens, chat, tuple(stop or ()), ignore_eos, stream, check)
+    answers = [_answer(writer, one, wish, console) for one in asked]
     documents = [_document(writer, answer, heads, recipe.seed) for answer in answers]
     console.print_json(documents[0] if prompt_file is None else documents, output_json)
     if check:
@@ -114,6 +145,7 @@ class Wish:
     max_new_tokens: int
     chat: bool | None
     stops: tuple[str, ...]
+    ignore_eos: bool
     stream: bool
     check: bool
 
@@ -152,11 +184,11 @@ def _read_stdin() -> str:
         raise DataError(f"stdin is not UTF-8 ({error.reason})", "give the prompt as UTF-8 text") from error
 
 
-def _load(recipe: Any, choice: Any, rule: Any, console: Console) -> "Parts":
+def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
     """The model, its heads and its rule; says what was chosen."""
     import torch
 
-    from medusa_cli.assemble import find_heads, load_drafter, load_target
+    from medusa_cli.assemble import find_heads, load_choosing, load_drafter, load_target
     from medusa_cli.decode.loop import Parts
     from medusa_cli.drafters.none import NoDrafter
 
@@ -170,7 +202,14 @@ def _load(recipe: Any, choice: Any, rule: Any, console: Console) -> "Parts":
         known = find_heads(choice.heads, target.name) is not None
         why = "the tree is empty" if known else f"no heads are known for {target.name}, medusa train-heads makes some"
         console.info(f"decoding plainly: {why}")
-    return Parts(target, drafter, rule, torch.Generator(target.device).manual_seed(recipe.seed))
+    choosing = load_choosing(sampling, target)
+    if choosing.followed:
+        listed = ", ".join(f"{name} {value}" for name, value in choosing.followed.items())
+        console.info(f"as the model's generation_config says: {listed}")
+    if not choosing.rule.exact:
+        console.warn("typical acceptance is not exact: the text is plausible, but not the model's own")
+    rng = torch.Generator(target.device).manual_seed(recipe.seed)
+    return Parts(target, drafter, choosing.rule, rng, choosing.shaping)
 
 
 def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Console) -> Answer:
@@ -191,7 +230,8 @@ def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Cons
         hit = stops.find(so_far, new) if stops else None
         return hit.num_new if hit else None
 
-    limits = Limits(wish.max_new_tokens, target.stop_ids, target.context_limit, find_stop if stops else None)
+    stop_ids = frozenset[int]() if wish.ignore_eos else target.stop_ids
+    limits = Limits(wish.max_new_tokens, stop_ids, target.context_limit, find_stop if stops else None)
     begun = time.perf_counter()
     text, generation = _write(parts, ids, limits, wish, console)
     duration = time.perf_counter() - begun
@@ -221,10 +261,10 @@ def _plainly(parts: "Parts", ids: list[int], limits: "Limits", wish: Wish) -> li
     """The ids of plain decoding, for --check."""
     if not wish.check:
         return None
-    from medusa_cli.decode.loop import Parts, collect
+    from medusa_cli.decode.loop import collect
     from medusa_cli.drafters.none import NoDrafter
 
-    return collect(Parts(parts.target, NoDrafter(), parts.rule), [ids], limits)[0].token_ids
+    return collect(replace(parts, drafter=NoDrafter()), [ids], limits)[0].token_ids
 
 
 def _tokens_per_step(generation: "Generation") -> float | None:

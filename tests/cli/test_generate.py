@@ -1,7 +1,9 @@
 """`medusa generate` on a tiny model and heads trained on its own text."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -147,3 +149,73 @@ def test_a_recipe_file_names_the_model(medusa: Medusa, tiny: Path, tmp_path: Pat
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"target: {{model: {tiny}, dtype: float32}}\n")
     assert medusa("generate", PROMPT, "-c", recipe, "-n", 4, "--json").document["model"] == str(tiny)
+
+
+@pytest.mark.parametrize(("acceptance", "exact"), [("lossless", True), ("typical", False)])
+def test_every_way_of_accepting_runs_and_says_whether_it_is_exact(
+    generate: Medusa, acceptance: str, exact: bool
+) -> None:
+    done = generate(PROMPT, "--json", "--acceptance", acceptance, "--temperature", 0.8)
+    assert (done.code, done.document["acceptance"], done.document["exact"]) == (0, acceptance, exact)
+    assert ("typical acceptance is not exact" in done.err) is not exact
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("--acceptance", "typical"), 1, "typical acceptance samples, at a temperature above 0"),
+        (("--posterior-alpha", 0.5), 1, "belong to typical acceptance"),
+        (("--posterior-threshold", 1.5), 2, "--posterior-threshold is a probability"),
+        (("--posterior-alpha", "nan"), 2, "--posterior-alpha is a factor above 0"),
+        (("--acceptance", "greedy", "--temperature", 1), 1, "greedy acceptance has no temperature"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_told(
+    generate: Medusa, args: tuple[object, ...], code: int, said: str
+) -> None:
+    done = generate(PROMPT, *args)
+    assert done.code == code
+    assert said in done.err
+
+
+def test_what_the_model_s_settings_ask_for_is_followed_and_said(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"repetition_penalty": 1.5, "top_p": 0.4}))
+
+    def written(model: Path, *args: object) -> tuple[str, str]:
+        done = medusa("generate", PROMPT, "-m", model, "--dtype", "float32", "-n", 24, *args)
+        assert done.code == 0, done.err
+        return done.out, done.err
+
+    text, said = written(tmp_path / "model")
+    assert "as the model's generation_config says: repetition_penalty 1.5\n" in said
+    assert text != written(tiny)[0]
+    text, said = written(tmp_path / "model", "--temperature", 0.9)
+    assert "says: repetition_penalty 1.5, top_p 0.4\n" in said
+    text, said = written(tmp_path / "model", "--temperature", 0.9, "--top-p", 0.9)
+    assert "says: repetition_penalty 1.5\n" in said
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"guidance_scale": 2.0}))
+    refused = medusa("generate", PROMPT, "-m", tmp_path / "model")
+    assert (refused.code, refused.err.count(" hint: ")) == (1, 1)
+    assert "asks for guidance_scale, which can't be followed in a tree" in refused.err
+
+
+def test_ends_can_be_put_off_or_ignored(generate: Medusa, tiny: Path, medusa: Medusa, tmp_path: Path) -> None:
+    text = generate(PROMPT, "--json").document["token_ids"]
+    shutil.copytree(tiny, tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": [text[6]]}))
+
+    def document(*args: object) -> dict[str, Any]:
+        options = ("-m", tmp_path / "model", "--dtype", "float32", "-n", 40, "--json")
+        return medusa("generate", PROMPT, *options, *args).document
+
+    stopped = document()
+    end = text.index(text[6]) + 1
+    assert (stopped["token_ids"], stopped["finish_reason"]) == (text[:end], "stop")
+    ignored = document("--ignore-eos")
+    assert (ignored["token_ids"], ignored["finish_reason"]) == (text, "length")
+    later = document("--min-new-tokens", 20)
+    assert len(later["token_ids"]) >= 20
+    assert text[6] not in later["token_ids"][:20]
