@@ -132,9 +132,12 @@ class Answer:
 
 def _asked(prompt: str | None, prompt_file: Path | None, system_prompt: str | None) -> "list[list[Message]]":
     """The messages of every prompt."""
-    from medusa_cli.data.conversations import Message
+    from medusa_cli.data.conversations import Message, is_text
     from medusa_cli.data.prompts import read_prompts
+    from medusa_cli.errors import DataError
 
+    if not is_text((prompt or "") + (system_prompt or "")):
+        raise DataError("the prompt is not UTF-8", "give it as UTF-8 text, or name a file with --prompt-file")
     system = [Message("system", system_prompt)] if system_prompt else []
     if prompt_file is not None:
         return [system + list(one.messages) for one in read_prompts(prompt_file)]
