@@ -74,10 +74,12 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Write the text that follows a prompt, several tokens a forward, word for word what the model would say."""
-    from medusa_cli.recipe import load_recipe
+    from medusa_cli.recipe import COLDEST, load_recipe
 
     if (prompt is None) == (prompt_file is None):
         raise typer.BadParameter("give a prompt, or --prompt-file FILE")
+    if 0 < temperature < COLDEST:
+        raise typer.BadParameter(f"--temperature {temperature:g} is too close to 0; 0 takes the best token always")
     if not 0 < top_p <= 1:
         raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
     if check and temperature > 0:

@@ -1,4 +1,4 @@
-"""What a user hardly means to give: streams that are closed, names that are none, files that lie about their content."""
+"""What a user hardly means to give: closed streams, names that are none, files that lie about their content."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.cli.harness import ROOT, Done, Medusa, run_here
+from tests.cli.harness import ROOT, Done, Medusa, run_here, train_args
 from tests.cli.test_bad_input import told
 
 DEEP = "[" * 100_000
@@ -164,3 +164,71 @@ def test_an_output_that_knows_no_such_character_shows_another() -> None:
     done = shell("MEDUSA inspect-tree --tree 2x1", PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert "?" in done.stdout
+
+
+# --- numbers ---
+
+
+@pytest.mark.parametrize(
+    ("code", "flags"),
+    [
+        (2, ("--temperature", "1e-320")),
+        (1, ("--seed", 2**64)),
+        (1, ("--seed", -(2**70))),
+    ],
+)
+def test_a_number_that_no_arithmetic_takes_is_refused(code: int, flags: Any, ask: Callable[..., Done]) -> None:
+    told(ask("Hi", *flags), code, flags[0].strip("-"))
+
+
+@pytest.mark.parametrize("flags", [("--top-p", "1e-300"), ("--temperature", "1e-5"), ("--temperature", "1e300")])
+def test_an_extreme_share_or_temperature_still_samples(flags: Any, ask: Callable[..., Done]) -> None:
+    done = ask("Hi", "--temperature", 1, *flags)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("flag", ["--epochs", "--learning-rate", "--warmup-ratio"])
+@pytest.mark.parametrize("value", ["inf", "nan"])
+def test_training_settings_are_finite(flag: str, value: str, medusa: Medusa, tmp_path: Path) -> None:
+    told(medusa("train-heads", "-m", "/no/such/model", "-o", tmp_path / "run", flag, value), 1, "finite")
+
+
+def test_heads_that_learnt_too_fast_to_be_stored_replace_nothing(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+    args = train_args(tiny, tmp_path, "--learning-rate", 1e9, "--max-steps", 1, "-q")
+    told(medusa(*args), 1, "float16", "--learning-rate")
+    assert not (tmp_path / "heads.safetensors").exists()
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_a_gate_that_nothing_could_pass_or_fail_is_refused(value: str, medusa: Medusa) -> None:
+    told(medusa("bench", "-m", "/no/such/model", "--min-speedup", value), 2, "--min-speedup")
+
+
+# --- where results go ---
+
+
+def test_a_result_goes_through_a_link_and_into_a_pipe_and_replaces_neither(medusa: Medusa, tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to(tmp_path / "real.json")
+    for flag in ("--output-json", "--output"):
+        assert medusa("inspect-tree", "--tree", "2x1", flag, link).code == 0
+        assert link.is_symlink()
+        assert json.loads((tmp_path / "real.json").read_text())
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert medusa("inspect-tree", "--tree", "2x1", "--output-json", pipe).code == 0
+    assert pipe.is_fifo()
+    assert json.loads(os.read(reader, 1_000_000))
+    os.close(reader)
+
+
+@pytest.mark.parametrize("name", ["folder.png", "locked/x.png"])
+def test_a_picture_that_can_not_be_written_is_told_before_the_model_is_loaded(
+    name: str, medusa: Medusa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "locked").mkdir()
+    # root may write anywhere: what the system answers is given here
+    monkeypatch.setattr(os, "access", lambda place, mode: "locked" not in str(place))
+    told(medusa("bench", "-m", "/no/such/model", "--plot", tmp_path / name), 1, "can't write")
