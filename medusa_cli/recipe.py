@@ -140,6 +140,8 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         place = getattr(error, "problem_mark", None)
         where = f", line {place.line + 1}" if place else ""
         raise RecipeError(f"{file}{where}: this is not YAML", "see recipes/ for working examples") from error
+    except (ValueError, RecursionError) as error:  # a date that is none, brackets without end
+        raise RecipeError(f"{file} can't be read: {error}", "see recipes/ for working examples") from error
     if not isinstance(tree, dict):
         raise RecipeError(f"{file} holds no settings", "see recipes/ for working examples")
     return tree
@@ -157,7 +159,7 @@ def _yaml_value(text: str, where: str) -> Any:
     """One YAML value, or RecipeError."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{where}: the value is not YAML", "put quotes around text that looks like YAML") from error
 
 

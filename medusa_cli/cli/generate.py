@@ -186,10 +186,17 @@ def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Cons
     from medusa_cli.errors import DataError
 
     target = parts.target
+    if wish.chat and not target.tokenizer.chat_template:
+        raise DataError(f"{target.name} has no chat template", "leave out --chat: the prompt is taken as plain text")
     chat = bool(target.tokenizer.chat_template) if wish.chat is None else wish.chat
     if chat and not messages[-1].content.strip():
         raise DataError("the prompt is empty", "say something; --no-chat lets a base model start from nothing")
     ids = prompt_ids(target.tokenizer, messages, chat=chat)
+    if max(ids) >= target.vocab_size:
+        raise DataError(
+            f"the prompt holds token {max(ids)} of the tokenizer, and the model has {target.vocab_size}",
+            "leave that token out; a tokenizer of another model would do the same",
+        )
     stops = StopStrings(wish.stops, target.tokenizer) if wish.stops else None
 
     def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:

@@ -166,6 +166,30 @@ def test_an_output_that_knows_no_such_character_shows_another() -> None:
     assert "?" in done.stdout
 
 
+def test_a_token_the_model_lacks_is_told(ask: Callable[..., Done], tiny: Path, tmp_path: Path) -> None:
+    folder = copied(tiny, tmp_path / "model")
+    file = folder / "tokenizer.json"
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    first = len(json.loads(file.read_text())["model"]["vocab"])
+    added = json.loads(file.read_text())["added_tokens"]
+    more = [{"id": first + number, "content": f"<x{number}>", **flags} for number in range(40)]
+    changed(file, added_tokens=added + more)
+    told(ask("<x39>", "-m", folder), 1, "the model has 304")
+
+
+def test_a_chat_without_a_template_is_refused(ask: Callable[..., Done], tiny: Path, tmp_path: Path) -> None:
+    folder = copied(tiny, tmp_path / "model")
+    (folder / "chat_template.jinja").unlink()
+    told(ask("Hi", "-m", folder, "--chat"), 1, "has no chat template")
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "seed: 2020-13-45"])
+def test_a_recipe_that_breaks_the_reader_is_no_bug(text: str, medusa: Medusa, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    told(medusa("train-heads", "-c", tmp_path / "recipe.yaml"), 1, "recipe.yaml")
+    told(medusa("train-heads", f"data.rows={text.removeprefix('seed: ')}", "-m", "/no/model"), 1)
+
+
 # --- numbers ---
 
 
