@@ -1,6 +1,7 @@
 """`medusa bench`: the same prompts through several arms, interleaved and warm; table, picture, verdict, gates."""
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ def command(
 ) -> None:
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
     names = arm_names(compare)
+    if min_speedup is not None and not 0 <= min_speedup < math.inf:
+        raise typer.BadParameter(f"--min-speedup {min_speedup:g} is no ratio that a speed-up can be held against")
     from medusa_cli.assemble import DrafterChoice, check_choice
     from medusa_cli.bench.picture import check_plot_file, draw
     from medusa_cli.bench.verdict import failed_gates
@@ -89,10 +92,10 @@ def command(
     choice = DrafterChoice(SUBJECT, heads, tree, tree_size)
     check_choice(choice, recipe.target.model)
     report = measure(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), console)
-    if plot:
-        draw(report, plot)
     _show(report, console)
     console.print_json(report, output_json)
+    if plot:  # last: what was measured is told even if the picture can't be written
+        draw(report, plot)
     failed = failed_gates(report, SUBJECT, min_speedup, require_identical)
     if failed:
         raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")

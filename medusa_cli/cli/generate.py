@@ -74,10 +74,12 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Write the text that follows a prompt, several tokens a forward, word for word what the model would say."""
-    from medusa_cli.recipe import load_recipe
+    from medusa_cli.recipe import COLDEST, load_recipe
 
     if (prompt is None) == (prompt_file is None):
         raise typer.BadParameter("give a prompt, or --prompt-file FILE")
+    if 0 < temperature < COLDEST:
+        raise typer.BadParameter(f"--temperature {temperature:g} is too close to 0; 0 takes the best token always")
     if not 0 < top_p <= 1:
         raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
     if check and temperature > 0:
@@ -132,9 +134,12 @@ class Answer:
 
 def _asked(prompt: str | None, prompt_file: Path | None, system_prompt: str | None) -> "list[list[Message]]":
     """The messages of every prompt."""
-    from medusa_cli.data.conversations import Message
+    from medusa_cli.data.conversations import Message, is_text
     from medusa_cli.data.prompts import read_prompts
+    from medusa_cli.errors import DataError
 
+    if not is_text((prompt or "") + (system_prompt or "")):
+        raise DataError("the prompt is not UTF-8", "give it as UTF-8 text, or name a file with --prompt-file")
     system = [Message("system", system_prompt)] if system_prompt else []
     if prompt_file is not None:
         return [system + list(one.messages) for one in read_prompts(prompt_file)]
@@ -181,10 +186,17 @@ def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Cons
     from medusa_cli.errors import DataError
 
     target = parts.target
+    if wish.chat and not target.tokenizer.chat_template:
+        raise DataError(f"{target.name} has no chat template", "leave out --chat: the prompt is taken as plain text")
     chat = bool(target.tokenizer.chat_template) if wish.chat is None else wish.chat
     if chat and not messages[-1].content.strip():
         raise DataError("the prompt is empty", "say something; --no-chat lets a base model start from nothing")
     ids = prompt_ids(target.tokenizer, messages, chat=chat)
+    if max(ids) >= target.vocab_size:
+        raise DataError(
+            f"the prompt holds token {max(ids)} of the tokenizer, and the model has {target.vocab_size}",
+            "leave that token out; a tokenizer of another model would do the same",
+        )
     stops = StopStrings(wish.stops, target.tokenizer) if wish.stops else None
 
     def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:

@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.formats.atomic import write_atomically
+from medusa_cli.home import expanded
 from medusa_cli.recipe import Recipe
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_settings, recipe_hash
 
@@ -81,7 +82,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
     Raises TrainingError when it is another run's, needs `resume` or can't be written, and DataError when the recipe's
     data set is a file that can't be read.
     """
-    path = Path(recipe.output_dir).expanduser()
+    path = expanded(recipe.output_dir)
     wanted = {"seed": recipe.seed, "data": _data_identity(recipe)}
     folder = RunFolder(path, recipe, _found(path), wanted)
     _check_data(folder)
@@ -98,7 +99,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
 def _data_identity(recipe: Recipe) -> dict[str, Any]:
     """What decides which samples there are; a file counts by what it holds, wherever it lies."""
     settings: dict[str, Any] = recipe.data.model_dump(mode="json", exclude=FREE_DATA)
-    file = Path(recipe.data.dataset).expanduser()
+    file = expanded(recipe.data.dataset)
     if recipe.data.dataset != "self" and file.is_file():
         try:
             with file.open("rb") as stream:
