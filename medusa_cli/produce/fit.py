@@ -7,6 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from medusa_cli.assemble import lay_out_heads
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.errors import TrainingError
 from medusa_cli.formats.atomic import write_atomically
@@ -43,8 +44,7 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
     num_ranks = min(NUM_RANKS, heads.config.draft_vocab)
     measurement = measure(heads, held_out, num_ranks=num_ranks, chunk=recipe.train.loss_chunk, source=SOURCE)
     largest = max(recipe.tree.max_size, recipe.tree.size or 0)
-    if target.identity.runner != "eager":
-        heads.pack(blocks=target.identity.runner == "blocks")
+    lay_out_heads(heads, target)
     drafter = MedusaDrafter(heads, TokenTree.chain(heads.config.num_heads))
     costs = measure_step_cost(target, drafter, max_nodes=largest + 1, context=COST_CONTEXT, repeats=COST_REPEATS)
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)
