@@ -163,7 +163,7 @@ def _load(recipe: Any, choice: Any, rule: Any, console: Console) -> "Parts":
     target = load_target(recipe.target)
     drafter = load_drafter(choice, target)
     console.debug(
-        f"{target.name}: {str(target.dtype).removeprefix('torch.')} on {target.device}, "
+        f"{target.name}: {target.dtype_name} on {target.device}, "
         f"{target.identity.runner} runner, {target.identity.attention} attention"
     )
     if isinstance(drafter, NoDrafter) and choice.name is None:
@@ -265,7 +265,7 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
         "tree_size": parts.drafter.size,
         "model": target.name,
         "heads": str(folder) if folder else None,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.dtype_name,
         "device": str(target.device),
         "runner": target.identity.runner,
         "seed": seed,

@@ -131,8 +131,7 @@ def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
     try:
         with folder.to_itself(), _reporter(recipe) as reporter, _Watch(console, reporter) as hooks:
             target = load_target(recipe.target)
-            dtype = str(target.dtype).removeprefix("torch.")
-            console.info(f"{target.name}: {dtype} on {target.device}, {target.identity.runner} runner")
+            console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
             return make_heads(recipe, target, folder, hooks, command)
     except KeyboardInterrupt:
         console.warn(
