@@ -13,6 +13,7 @@ from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import FormatError, RecipeError
 from medusa_cli.formats.native import read_heads
 from medusa_cli.formats.places import find_heads
+from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
 from medusa_cli.trees.build import best_tree
@@ -20,7 +21,7 @@ from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import parse_tree, read_measured, read_tree
 from medusa_cli.trees.tree import TokenTree
 
-__all__ = ["DrafterChoice", "check_choice", "find_heads", "load_drafter", "load_rule", "load_target"]
+__all__ = ["DrafterChoice", "check_choice", "find_heads", "lay_out_heads", "load_drafter", "load_rule", "load_target"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,17 @@ def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     if folder is None:
         return NoDrafter()
     heads = read_heads(folder, target)
-    if target.identity.runner != "eager":
-        heads.pack(blocks=target.identity.runner == "blocks")
+    lay_out_heads(heads, target)
     tree = _choose_tree(choice, folder)
     if isinstance(tree, DynamicShape):
         return DynamicMedusaDrafter(heads, tree)
     return MedusaDrafter(heads, tree) if tree.num_nodes > 1 else NoDrafter()
+
+
+def lay_out_heads(heads: MedusaHeads, target: Target) -> None:
+    """Give the heads' shared output, in place, the layout that the target's runner gave its layers."""
+    if target.identity.runner != "eager":
+        heads.pack(blocks=target.identity.runner == "blocks")
 
 
 def load_rule(name: str | None, temperature: float, top_p: float, top_k: int) -> AcceptanceRule:

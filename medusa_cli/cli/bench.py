@@ -209,11 +209,12 @@ def build_arms(settings: "TargetSettings", choice: "DrafterChoice", names: Seque
     ]
     hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
     notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
-    dtype = str(target.dtype).removeprefix("torch.")
     return Bench(
         arms=[*arms, *hf_arms],
         stop=stop,
-        setup=Setup(target.name, dtype, str(target.device), target.identity.runner, torch.get_num_threads()),
+        setup=Setup(
+            target.name, target.dtype_name, str(target.device), target.identity.runner, torch.get_num_threads()
+        ),
         vocab_size=target.real_vocab,
         encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
         plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
@@ -261,14 +262,13 @@ def _hf_arms(
     from medusa_cli.assemble import load_target
     from medusa_cli.bench.arms import HfGreedyArm
 
-    own = str(target.dtype).removeprefix("torch.")
     models: dict[str, Any] = {}
     arms = []
     for name in names:
         base, _, asked = name.partition("@")
         if base == "greedy":
             continue
-        dtypes = [asked] if asked else ["float32", "bfloat16"] if both_dtypes else [own]
+        dtypes = [asked] if asked else ["float32", "bfloat16"] if both_dtypes else [target.dtype_name]
         for dtype in dtypes:
             if dtype not in models:
                 plain = settings.model_copy(update={"dtype": dtype, "runner": "eager", "attention": "sdpa"})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from medusa_cli.cli import options
-from medusa_cli.cli.console import Console
+from medusa_cli.cli.console import Console, GateFailed
 
 if TYPE_CHECKING:
     from medusa_cli.data.conversations import Message
@@ -168,7 +168,7 @@ def _load(recipe: Any, choice: Any, rule: Any, console: Console) -> "Parts":
     target = load_target(recipe.target)
     drafter = load_drafter(choice, target)
     console.debug(
-        f"{target.name}: {str(target.dtype).removeprefix('torch.')} on {target.device}, "
+        f"{target.name}: {target.dtype_name} on {target.device}, "
         f"{target.identity.runner} runner, {target.identity.attention} attention"
     )
     if isinstance(drafter, NoDrafter) and choice.name is None:
@@ -277,7 +277,7 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
         "tree_size": parts.drafter.size,
         "model": target.name,
         "heads": str(folder) if folder else None,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.dtype_name,
         "device": str(target.device),
         "runner": target.identity.runner,
         "seed": seed,
@@ -286,14 +286,12 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
 
 def _gate(answers: Sequence[Answer]) -> None:
     """GateFailed at the first text that differs from plain decoding."""
-    from medusa_cli.cli.console import GateFailed
+    from medusa_cli.bench.compare import first_difference
 
     for answer in answers:
-        ours, plain = answer.generation.token_ids, answer.plain_ids
-        if plain is not None and ours != plain:
-            index = next(
-                (i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain))
-            )
+        assert answer.plain_ids is not None, "--check decodes plainly as well"
+        index = first_difference(answer.generation.token_ids, answer.plain_ids)
+        if index is not None:
             raise GateFailed(
                 f"the text differs from plain decoding at token {index}",
                 "in bfloat16 a near tie can fall either way: --dtype float32 decides, medusa bench shows the margin",

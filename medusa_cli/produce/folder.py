@@ -35,17 +35,16 @@ class RunFolder:
 
     @contextmanager
     def to_itself(self) -> Iterator[None]:
-        """No other run writes here meanwhile; the system drops the lock of a process that dies.
-
-        Raises TrainingError when one does.
-        """
+        """No other run writes here meanwhile. Raises TrainingError when one does."""
         try:
-            with FileLock(self.path / ".lock", timeout=0):
-                yield
+            # the system drops the lock of a process that dies
+            lock = FileLock(self.path / ".lock").acquire(blocking=False)
         except Timeout as error:
             raise TrainingError(
                 f"another run is writing to {self.path}", "wait until it ends, or choose another --output-dir"
             ) from error
+        with lock:
+            yield
 
     def claim(self, fingerprint: str) -> None:
         """Mark the folder as this recipe's and this model's. Raises TrainingError when it is another model's."""
