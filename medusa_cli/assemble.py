@@ -16,6 +16,7 @@ from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import FormatError, RecipeError
 from medusa_cli.formats.native import read_heads
 from medusa_cli.formats.places import find_heads
+from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
 from medusa_cli.trees.build import best_tree
@@ -29,6 +30,7 @@ __all__ = [
     "check_choice",
     "check_sampling",
     "find_heads",
+    "lay_out_heads",
     "load_choosing",
     "load_drafter",
     "load_target",
@@ -58,12 +60,17 @@ def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     if folder is None:
         return NoDrafter()
     heads = read_heads(folder, target)
-    if target.identity.runner != "eager":
-        heads.pack(blocks=target.identity.runner == "blocks")
+    lay_out_heads(heads, target)
     tree = _choose_tree(choice, folder)
     if isinstance(tree, DynamicShape):
         return DynamicMedusaDrafter(heads, tree)
     return MedusaDrafter(heads, tree) if tree.num_nodes > 1 else NoDrafter()
+
+
+def lay_out_heads(heads: MedusaHeads, target: Target) -> None:
+    """Give the heads' shared output, in place, the layout that the target's runner gave its layers."""
+    if target.identity.runner != "eager":
+        heads.pack(blocks=target.identity.runner == "blocks")
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,13 @@ def _steering(name: str) -> tuple[str, ...]:
     return tuple(yaml.safe_load(file.read_text(encoding="utf-8"))[name])
 
 
+COLDEST = 1e-6  # logits divided by less are no numbers any more
+
+
 class Settings(BaseModel):
     """Base of all settings: unknown names are faults, and settings don't change once made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class TargetSettings(Settings):
@@ -59,7 +62,7 @@ class DataSettings(Settings):
     max_seq_length: int = Field(512, ge=16, description="tokens of prompt and answer together")
     max_prompt_tokens: int = Field(96, ge=1, description="longest prompt the target writes for itself")
     max_answer_tokens: int = Field(192, ge=1)
-    prompt_temperature: float = Field(1.0, gt=0)
+    prompt_temperature: float = Field(1.0, ge=COLDEST)
     prompt_top_p: float = Field(0.95, gt=0, le=1)
     rows: int = Field(96, ge=1, description="rows decoded side by side while the target writes")
     workers: int = Field(1, ge=1, description="processes that write side by side, each with a copy of the model")
@@ -105,7 +108,7 @@ class Recipe(Settings):
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
     tree: TreeSettings = TreeSettings()
-    seed: int = 0
+    seed: int = Field(0, gt=-(2**62), lt=2**62)
     output_dir: str = "runs/heads"
 
 
@@ -137,6 +140,8 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         place = getattr(error, "problem_mark", None)
         where = f", line {place.line + 1}" if place else ""
         raise RecipeError(f"{file}{where}: this is not YAML", "see recipes/ for working examples") from error
+    except (ValueError, RecursionError) as error:  # a date that is none, brackets without end
+        raise RecipeError(f"{file} can't be read: {error}", "see recipes/ for working examples") from error
     if not isinstance(tree, dict):
         raise RecipeError(f"{file} holds no settings", "see recipes/ for working examples")
     return tree
@@ -154,7 +159,7 @@ def _yaml_value(text: str, where: str) -> Any:
     """One YAML value, or RecipeError."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RecipeError(f"{where}: the value is not YAML", "put quotes around text that looks like YAML") from error
 
 

@@ -27,7 +27,7 @@ class Lossless:
         assert 0 < top_p <= 1
         assert top_k >= 0
         self.temperature = temperature
-        self.top_p = top_p
+        self.top_p = max(top_p, torch.finfo(torch.float32).tiny)  # less is 0 in float32, and keeps no token
         self.top_k = top_k
 
     def first(self, logits_BV: Tensor, rng: torch.Generator | None = None) -> Tensor:

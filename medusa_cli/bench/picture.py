@@ -1,5 +1,6 @@
 """A bench's JSON document as a picture: speed, categories, tokens a step. Needs the extra `plot`."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ def check_plot_file(file: Path) -> None:
         raise DataError(f"'{file.name}' is no picture file", f"end the name in one of {', '.join(ENDINGS)}")
     if not file.absolute().parent.is_dir():
         raise DataError(f"the folder of {file} does not exist", f"make it first: mkdir -p {file.parent}")
+    if file.is_dir() or not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
+        raise DataError(f"can't write {file}", "name a file in a folder you can write to")
     need("matplotlib", "plot")
 
 
@@ -39,7 +42,12 @@ def draw(report: dict[str, Any], file: Path) -> None:
     what = f"{Path(report['model']).name} · {report['dtype']} · {report['device']} · runner {report['runner']}"
     figure.suptitle(f"{what} · {report['threads']} threads", fontsize=13)
     figure.get_layout_engine().set(h_pad=0.12, w_pad=0.1)
-    figure.savefig(file, dpi=150)
+    try:
+        figure.savefig(file, dpi=150)
+    except OSError as error:
+        raise DataError(
+            f"can't write {file}: {error.strerror}", "free some space; --output-json keeps figures"
+        ) from error
 
 
 def _speed(axes: Any, report: dict[str, Any], names: Sequence[str]) -> None:

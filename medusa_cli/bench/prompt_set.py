@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medusa_cli.data.conversations import is_text
 from medusa_cli.errors import DataError
 
 # Chance that two tokens drawn from a text are the same one: 0.0075 over mixed English prompts in a vocabulary of
@@ -42,7 +43,8 @@ def read_questions(file: Path) -> list[Question]:
     Raises DataError naming the line at fault.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # JSON may hold line breaks of Unicode as they are
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"can't read the prompts {file}: {error}", "name a .jsonl file, one prompt a line") from error
     questions = [_question(line, f"{file}:{number}", number) for number, line in enumerate(lines, 1) if line.strip()]
@@ -59,13 +61,15 @@ def _question(line: str, where: str, number: int) -> Question:
     hint = 'a line looks like {"id": "a", "category": "b", "turns": ["Why is the sky blue?"]}'
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: this is not JSON ({error.msg})", hint) from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: this is not JSON ({getattr(error, 'msg', error)})", hint) from error
     if not isinstance(row, Mapping):
         raise DataError(f"{where}: this is no object", hint)
     text = _text(row)
     if text is None:
         raise DataError(f"{where}: no text under 'turns' or 'prompt'", hint)
+    if not is_text(text):
+        raise DataError(f"{where}: holds half of a surrogate pair, which is no character", hint)
     return Question(str(row.get("id", number)), str(row.get("category", "all")), text)
 
 

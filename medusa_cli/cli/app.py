@@ -9,6 +9,7 @@ A command module imports torch inside its `command` function.
 import ast
 import importlib
 import importlib.util
+import io
 import os
 import sys
 import traceback
@@ -43,6 +44,7 @@ EPILOG = (
 def main(args: Sequence[str] | None = None, commands: Iterable[str] = COMMANDS) -> int:
     """Run the command line `args` (default: the process's own) and return the exit code."""
     args = list(sys.argv[1:] if args is None else args)
+    _open_streams()
     verbose = "--verbose" in args or "-v" in args or bool(os.environ.get("MEDUSA_TRACEBACK"))
     try:
         code = _run(args, commands)
@@ -167,6 +169,15 @@ def _fail_unforeseen(error: Exception) -> int:
 def _fail(code: int, message: str, hint: str) -> int:
     print_error(message, hint)
     return code
+
+
+def _open_streams() -> None:
+    """Stand in for streams the caller closed, and show ? for characters that stdout's encoding lacks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _settle_stdout() -> None:

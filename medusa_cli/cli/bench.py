@@ -1,6 +1,7 @@
 """`medusa bench`: the same prompts through several arms, interleaved and warm; table, picture, verdict, gates."""
 
 import difflib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ def command(
 ) -> None:
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
     names = arm_names(compare)
+    if min_speedup is not None and not 0 <= min_speedup < math.inf:
+        raise typer.BadParameter(f"--min-speedup {min_speedup:g} is no ratio that a speed-up can be held against")
     from medusa_cli.assemble import DrafterChoice, check_choice
     from medusa_cli.bench.picture import check_plot_file, draw
     from medusa_cli.bench.verdict import failed_gates
@@ -89,10 +92,10 @@ def command(
     choice = DrafterChoice(SUBJECT, heads, tree, tree_size)
     check_choice(choice, recipe.target.model)
     report = measure(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), console)
-    if plot:
-        draw(report, plot)
     _show(report, console)
     console.print_json(report, output_json)
+    if plot:  # last: what was measured is told even if the picture can't be written
+        draw(report, plot)
     failed = failed_gates(report, SUBJECT, min_speedup, require_identical)
     if failed:
         raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")
@@ -206,11 +209,12 @@ def build_arms(settings: "TargetSettings", choice: "DrafterChoice", names: Seque
     ]
     hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
     notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
-    dtype = str(target.dtype).removeprefix("torch.")
     return Bench(
         arms=[*arms, *hf_arms],
         stop=stop,
-        setup=Setup(target.name, dtype, str(target.device), target.identity.runner, torch.get_num_threads()),
+        setup=Setup(
+            target.name, target.dtype_name, str(target.device), target.identity.runner, torch.get_num_threads()
+        ),
         vocab_size=target.real_vocab,
         encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
         plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
@@ -258,14 +262,13 @@ def _hf_arms(
     from medusa_cli.assemble import load_target
     from medusa_cli.bench.arms import HfGreedyArm
 
-    own = str(target.dtype).removeprefix("torch.")
     models: dict[str, Any] = {}
     arms = []
     for name in names:
         base, _, asked = name.partition("@")
         if base == "greedy":
             continue
-        dtypes = [asked] if asked else ["float32", "bfloat16"] if both_dtypes else [own]
+        dtypes = [asked] if asked else ["float32", "bfloat16"] if both_dtypes else [target.dtype_name]
         for dtype in dtypes:
             if dtype not in models:
                 plain = settings.model_copy(update={"dtype": dtype, "runner": "eager", "attention": "sdpa"})

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_cli.errors import MedusaError
+from medusa_cli.formats.atomic import write_atomically
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -95,7 +96,7 @@ class Console:
         """
         text = json.dumps(_plain(document), indent=2, allow_nan=False)
         if output_file is not None:
-            _write_whole(output_file, text + "\n")
+            write_result(output_file, (text + "\n").encode())
         if self.json:
             assert not self._printed_json, "--json promises one document"
             self._printed_json = True
@@ -176,17 +177,19 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _write_whole(file: Path, text: str) -> None:
-    """Write `file` so that a reader sees the old text or the new one."""
-    partial = file.with_name(f".{file.name}.{os.getpid()}")
+def write_result(file: Path, content: bytes) -> None:
+    """Write a file the user named, so that a reader sees the old content or the new one.
+
+    A link is followed, and a device or a pipe is written to: replacing it would take it away. Raises MedusaError.
+    """
     try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, file)
+        if file.exists() and not file.is_file():
+            file.write_bytes(content)
+        else:
+            write_atomically(Path(os.path.realpath(file)), content)
     except OSError as error:
         hint = "name a file in a folder you can write to"
         raise MedusaError(f"can't write {file}: {error.strerror}", hint) from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextmanager

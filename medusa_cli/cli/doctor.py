@@ -101,7 +101,7 @@ def _machine(settings: "TargetSettings", target: "Target") -> dict[str, Any]:
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.dtype_name,
         "dtype_reason": _why_dtype(settings.dtype, device, target.dtype),
         "attention": target.identity.attention,
         "runner": target.identity.runner,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from medusa_cli.cli import options
-from medusa_cli.cli.console import Console
+from medusa_cli.cli.console import Console, GateFailed
 
 if TYPE_CHECKING:
     from medusa_cli.data.conversations import Message
@@ -101,10 +101,12 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Write the text that follows a prompt, several tokens a forward, word for word what the model would say."""
-    from medusa_cli.recipe import load_recipe
+    from medusa_cli.recipe import COLDEST, load_recipe
 
     if (prompt is None) == (prompt_file is None):
         raise typer.BadParameter("give a prompt, or --prompt-file FILE")
+    if 0 < temperature < COLDEST:
+        raise typer.BadParameter(f"--temperature {temperature:g} is too close to 0; 0 takes the best token always")
     if top_p is not None and not 0 < top_p <= 1:
         raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
     if posterior_threshold is not None and not 0 < posterior_threshold < 1:
@@ -164,9 +166,12 @@ class Answer:
 
 def _asked(prompt: str | None, prompt_file: Path | None, system_prompt: str | None) -> "list[list[Message]]":
     """The messages of every prompt."""
-    from medusa_cli.data.conversations import Message
+    from medusa_cli.data.conversations import Message, is_text
     from medusa_cli.data.prompts import read_prompts
+    from medusa_cli.errors import DataError
 
+    if not is_text((prompt or "") + (system_prompt or "")):
+        raise DataError("the prompt is not UTF-8", "give it as UTF-8 text, or name a file with --prompt-file")
     system = [Message("system", system_prompt)] if system_prompt else []
     if prompt_file is not None:
         return [system + list(one.messages) for one in read_prompts(prompt_file)]
@@ -195,7 +200,7 @@ def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
     target = load_target(recipe.target)
     drafter = load_drafter(choice, target)
     console.debug(
-        f"{target.name}: {str(target.dtype).removeprefix('torch.')} on {target.device}, "
+        f"{target.name}: {target.dtype_name} on {target.device}, "
         f"{target.identity.runner} runner, {target.identity.attention} attention"
     )
     if isinstance(drafter, NoDrafter) and choice.name is None:
@@ -220,10 +225,17 @@ def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Cons
     from medusa_cli.errors import DataError
 
     target = parts.target
+    if wish.chat and not target.tokenizer.chat_template:
+        raise DataError(f"{target.name} has no chat template", "leave out --chat: the prompt is taken as plain text")
     chat = bool(target.tokenizer.chat_template) if wish.chat is None else wish.chat
     if chat and not messages[-1].content.strip():
         raise DataError("the prompt is empty", "say something; --no-chat lets a base model start from nothing")
     ids = prompt_ids(target.tokenizer, messages, chat=chat)
+    if max(ids) >= target.vocab_size:
+        raise DataError(
+            f"the prompt holds token {max(ids)} of the tokenizer, and the model has {target.vocab_size}",
+            "leave that token out; a tokenizer of another model would do the same",
+        )
     stops = StopStrings(wish.stops, target.tokenizer) if wish.stops else None
 
     def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:
@@ -305,7 +317,7 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
         "tree_size": parts.drafter.size,
         "model": target.name,
         "heads": str(folder) if folder else None,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.dtype_name,
         "device": str(target.device),
         "runner": target.identity.runner,
         "seed": seed,
@@ -314,14 +326,12 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
 
 def _gate(answers: Sequence[Answer]) -> None:
     """GateFailed at the first text that differs from plain decoding."""
-    from medusa_cli.cli.console import GateFailed
+    from medusa_cli.bench.compare import first_difference
 
     for answer in answers:
-        ours, plain = answer.generation.token_ids, answer.plain_ids
-        if plain is not None and ours != plain:
-            index = next(
-                (i for i, (a, b) in enumerate(zip(ours, plain, strict=False)) if a != b), min(len(ours), len(plain))
-            )
+        assert answer.plain_ids is not None, "--check decodes plainly as well"
+        index = first_difference(answer.generation.token_ids, answer.plain_ids)
+        if index is not None:
             raise GateFailed(
                 f"the text differs from plain decoding at token {index}",
                 "in bfloat16 a near tie can fall either way: --dtype float32 decides, medusa bench shows the margin",

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from medusa_cli.cli import options
-from medusa_cli.cli.console import Console
-from medusa_cli.errors import MedusaError, TreeError
+from medusa_cli.cli.console import Console, write_result
+from medusa_cli.errors import TreeError
 from medusa_cli.formats.places import find_heads
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.trees import picture, render
@@ -64,7 +64,7 @@ def command(
         drawing = _draw(inspection, drawn, width)
     console = Console(json=json, quiet=quiet)
     if output:
-        _write(output, drawing)
+        write_result(output, drawing if isinstance(drawing, bytes) else drawing.encode())
         console.info(f"wrote {output}")
     else:
         assert isinstance(drawing, str)
@@ -124,14 +124,3 @@ def _draw(inspection: "Inspection", drawn: Format, width: int) -> str | bytes:
     if drawn == "svg":
         return picture.to_svg(inspection.nodes)
     return (render.to_dot if drawn == "dot" else render.to_choices)(inspection.nodes) + "\n"
-
-
-def _write(file: Path, content: str | bytes) -> None:
-    """Write a result, or say why it can't be written."""
-    from medusa_cli.trees.files import write_atomically
-
-    try:
-        write_atomically(file, content if isinstance(content, bytes) else content.encode())
-    except OSError as error:
-        hint = "name a file in a folder you can write to"
-        raise MedusaError(f"can't write {file}: {error.strerror}", hint) from error

@@ -17,10 +17,11 @@ RunnerName = Literal["auto", "eager", "packed", "blocks"]
 AttentionName = Literal["auto", "eager", "sdpa", "grouped"]
 
 
-def with_default(text: str, settings: type[Settings], name: str) -> str:
-    """A help text that ends in the default a recipe gives the setting `name`."""
+def setting(text: str, settings: type[Settings], name: str, *flags: str, metavar: str | None = None) -> Any:
+    """The option of a recipe's setting, its help ending in the default; without `flags`, named as its parameter."""
     default = settings.model_fields[name].default
-    return text if default is None else f"{text} [default: {default}]"
+    help_text = text if default is None else f"{text} [default: {default}]"
+    return typer.Option(*flags, metavar=metavar, help=help_text)
 
 
 def _check_writable(file: Path | None) -> Path | None:
@@ -32,12 +33,7 @@ def _check_writable(file: Path | None) -> Path | None:
 
 Model = Annotated[
     str | None,
-    typer.Option(
-        "--model",
-        "-m",
-        metavar="NAME",
-        help=with_default("An alias, a hub id, a folder or a .gguf file.", TargetSettings, "model"),
-    ),
+    setting("An alias, a hub id, a folder or a .gguf file.", TargetSettings, "model", "--model", "-m", metavar="NAME"),
 ]
 Heads = Annotated[
     str | None,
@@ -53,28 +49,15 @@ TreeSize = Annotated[
 Revision = Annotated[
     str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a model on the hub.")
 ]
-Dtype = Annotated[
-    DType | None, typer.Option("--dtype", help=with_default("Number format of the weights.", TargetSettings, "dtype"))
-]
+Dtype = Annotated[DType | None, setting("Number format of the weights.", TargetSettings, "dtype", "--dtype")]
 Device = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="auto|cpu|cuda[:N]|mps",
-        help=with_default("Where the model runs.", TargetSettings, "device"),
-    ),
+    str | None, setting("Where the model runs.", TargetSettings, "device", "--device", metavar="auto|cpu|cuda[:N]|mps")
 ]
-Runner = Annotated[
-    RunnerName | None,
-    typer.Option("--runner", help=with_default("How a forward is launched.", TargetSettings, "runner")),
-]
+Runner = Annotated[RunnerName | None, setting("How a forward is launched.", TargetSettings, "runner", "--runner")]
 Attention = Annotated[
-    AttentionName | None,
-    typer.Option("--attention", help=with_default("Kernel of the tree attention.", TargetSettings, "attention")),
+    AttentionName | None, setting("Kernel of the tree attention.", TargetSettings, "attention", "--attention")
 ]
-Seed = Annotated[
-    int | None, typer.Option("--seed", metavar="N", help=with_default("Seed of all that is random.", Recipe, "seed"))
-]
+Seed = Annotated[int | None, setting("Seed of all that is random.", Recipe, "seed", "--seed", metavar="N")]
 Config = Annotated[
     Path | None,
     typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help="A recipe: settings in YAML."),

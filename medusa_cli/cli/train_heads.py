@@ -10,6 +10,7 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, Progress
+from medusa_cli.cli.options import setting
 from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, load_recipe
 
 if TYPE_CHECKING:
@@ -19,91 +20,46 @@ if TYPE_CHECKING:
     from medusa_cli.train.loop import Event, Reporter
 
 
-def _help(text: str, settings: Any, name: str) -> str:
-    return options.with_default(text, settings, name)
-
-
 def command(
     overrides: options.Overrides = None,
-    heads_type: Annotated[
-        Literal["medusa"] | None, typer.Option("--heads-type", help=_help("Kind of heads.", HeadsSettings, "type"))
-    ] = None,
-    num_heads: Annotated[
-        int | None,
-        typer.Option("--num-heads", metavar="N", help=_help("Heads: guesses ahead.", HeadsSettings, "num_heads")),
-    ] = None,
-    num_layers: Annotated[
-        int | None, typer.Option("--num-layers", metavar="N", help=_help("Blocks a head.", HeadsSettings, "num_layers"))
-    ] = None,
+    heads_type: Annotated[Literal["medusa"] | None, setting("Kind of heads.", HeadsSettings, "type")] = None,
+    num_heads: Annotated[int | None, setting("Heads: guesses ahead.", HeadsSettings, "num_heads", metavar="N")] = None,
+    num_layers: Annotated[int | None, setting("Blocks a head.", HeadsSettings, "num_layers", metavar="N")] = None,
     draft_vocab: Annotated[
-        int | None,
-        typer.Option(
-            "--draft-vocab",
-            metavar="N",
-            help=_help("Tokens the heads can guess; 0: all.", HeadsSettings, "draft_vocab"),
-        ),
+        int | None, setting("Tokens the heads can guess; 0: all.", HeadsSettings, "draft_vocab", metavar="N")
     ] = None,
-    dataset: Annotated[
-        str | None,
-        typer.Option("--dataset", metavar="self|FILE|HUB", help=_help("Training text.", DataSettings, "dataset")),
-    ] = None,
+    dataset: Annotated[str | None, setting("Training text.", DataSettings, "dataset", metavar="self|FILE|HUB")] = None,
     dataset_split: Annotated[
-        str | None,
-        typer.Option(
-            "--dataset-split", metavar="NAME", help=_help("Split of a hub data set.", DataSettings, "dataset_split")
-        ),
+        str | None, setting("Split of a hub data set.", DataSettings, "dataset_split", metavar="NAME")
     ] = None,
-    num_samples: Annotated[
-        int | None,
-        typer.Option("--num-samples", metavar="N", help=_help("Samples to use.", DataSettings, "num_samples")),
-    ] = None,
+    num_samples: Annotated[int | None, setting("Samples to use.", DataSettings, "num_samples", metavar="N")] = None,
     max_seq_length: Annotated[
-        int | None,
-        typer.Option(
-            "--max-seq-length", metavar="N", help=_help("Tokens of prompt and answer.", DataSettings, "max_seq_length")
-        ),
+        int | None, setting("Tokens of prompt and answer.", DataSettings, "max_seq_length", metavar="N")
     ] = None,
-    epochs: Annotated[
-        float | None,
-        typer.Option("--epochs", metavar="N", help=_help("Passes over the data.", TrainSettings, "epochs")),
-    ] = None,
+    epochs: Annotated[float | None, setting("Passes over the data.", TrainSettings, "epochs", metavar="N")] = None,
     max_steps: Annotated[
-        int | None, typer.Option("--max-steps", metavar="N", help="Stop after this many steps.")
+        int | None, setting("Stop after this many steps.", TrainSettings, "max_steps", metavar="N")
     ] = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size", metavar="N", help=_help("Places learnt from in a step.", TrainSettings, "batch_size")
-        ),
+        int | None, setting("Places learnt from in a step.", TrainSettings, "batch_size", metavar="N")
     ] = None,
     learning_rate: Annotated[
-        float | None,
-        typer.Option("--learning-rate", metavar="X", help=_help("Peak learning rate.", TrainSettings, "learning_rate")),
+        float | None, setting("Peak learning rate.", TrainSettings, "learning_rate", metavar="X")
     ] = None,
     warmup_ratio: Annotated[
-        float | None,
-        typer.Option(
-            "--warmup-ratio", metavar="X", help=_help("Share of warm-up steps.", TrainSettings, "warmup_ratio")
-        ),
+        float | None, setting("Share of warm-up steps.", TrainSettings, "warmup_ratio", metavar="X")
     ] = None,
     eval_steps: Annotated[
-        int | None,
-        typer.Option("--eval-steps", metavar="N", help=_help("Evaluate every N steps.", TrainSettings, "eval_steps")),
+        int | None, setting("Evaluate every N steps.", TrainSettings, "eval_steps", metavar="N")
     ] = None,
-    save_steps: Annotated[
-        int | None,
-        typer.Option("--save-steps", metavar="N", help=_help("Save every N steps.", TrainSettings, "save_steps")),
-    ] = None,
+    save_steps: Annotated[int | None, setting("Save every N steps.", TrainSettings, "save_steps", metavar="N")] = None,
     tree_size: Annotated[
-        int | None, typer.Option("--tree-size", metavar="N", help="Nodes of the tree. [default: what pays most here]")
+        int | None, typer.Option(metavar="N", help="Nodes of the tree. [default: what pays most here]")
     ] = None,
     resume_from_checkpoint: Annotated[
         bool, typer.Option("--resume-from-checkpoint", help="Go on with the run in the output folder.")
     ] = False,
-    report_to: Annotated[
-        Literal["none", "wandb"] | None,
-        typer.Option("--report-to", help=_help("Send curves.", TrainSettings, "report_to")),
-    ] = None,
+    report_to: Annotated[Literal["none", "wandb"] | None, setting("Send curves.", TrainSettings, "report_to")] = None,
     preview_masks: Annotated[
         bool, typer.Option("--preview-masks", help="Show which tokens of one sample are learnt; train nothing.")
     ] = False,
@@ -111,8 +67,7 @@ def command(
         bool, typer.Option("--plan", help="Say what a run would do, write and need; change nothing.")
     ] = False,
     output_dir: Annotated[
-        str | None,
-        typer.Option("--output-dir", "-o", metavar="DIR", help=_help("The run's folder.", Recipe, "output_dir")),
+        str | None, setting("The run's folder.", Recipe, "output_dir", "--output-dir", "-o", metavar="DIR")
     ] = None,
     model: options.Model = None,
     revision: options.Revision = None,
@@ -176,8 +131,7 @@ def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
     try:
         with folder.to_itself(), _reporter(recipe) as reporter, _Watch(console, reporter) as hooks:
             target = load_target(recipe.target)
-            dtype = str(target.dtype).removeprefix("torch.")
-            console.info(f"{target.name}: {dtype} on {target.device}, {target.identity.runner} runner")
+            console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
             return make_heads(recipe, target, folder, hooks, command)
     except KeyboardInterrupt:
         console.warn(

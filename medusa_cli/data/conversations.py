@@ -162,11 +162,18 @@ def _text(value: Any, name: str) -> str:
         value = "".join(_text(part.get("text"), f"{name}.text") for part in value)
     if not isinstance(value, str):
         raise BadRow(f"text expected, found {type(value).__name__}", name)
+    if not is_text(value):
+        raise BadRow("holds half of a surrogate pair, which is no character", name)
+    return value
+
+
+def is_text(value: str) -> bool:
+    """False for halves of surrogate pairs, which no tokenizer takes: bytes of a command line that are not UTF-8."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise BadRow("holds half of a surrogate pair, which is no character", name) from None
-    return value
+        return False
+    return True
 
 
 def _filled(row: Mapping[str, Any], *names: str) -> tuple[str, str] | None:

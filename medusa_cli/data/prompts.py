@@ -6,6 +6,7 @@ from pathlib import Path
 from medusa_cli.data.conversations import BadRow, Message, check_order, messages_of
 from medusa_cli.data.rows import Row, read_rows
 from medusa_cli.errors import DataError
+from medusa_cli.home import expanded
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ def read_prompts(file: Path) -> list[Prompt]:
     dropped; `id` and `category` are optional. Raises DataError for a file that can't be read, a row that is no prompt,
     an id used twice, or no prompt at all.
     """
-    if not file.expanduser().exists():
-        raise DataError(f"no such prompts file: {file}", f"looked in {file.expanduser().parent.absolute()}")
+    if not expanded(file).exists():
+        raise DataError(f"no such prompts file: {file}", f"looked in {expanded(file).parent.absolute()}")
     prompts: dict[str, Prompt] = {}
     for row in read_rows(str(file), split="train"):
         place = f"{file}, row {row.number}"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_cli.errors import DataError
+from medusa_cli.home import expanded
 from medusa_cli.lazy import need
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
@@ -31,7 +32,7 @@ def read_rows(source: str, split: str) -> Iterator[Row]:
     A line of a `.txt` file is the row {"text": line}; blank lines are no rows. Raises DataError when the source is
     missing, unreadable, not text, or broken at a line, which it names.
     """
-    path = Path(source).expanduser()
+    path = expanded(source)
     suffix = path.suffix.lower()
     if path.is_dir():
         raise DataError(f"{source} is a folder", f"name one file in it ({', '.join(_READERS)})")

@@ -21,7 +21,7 @@ FindStop = Callable[[Sequence[int], Sequence[int]], int | None]
 
 @dataclass(frozen=True)
 class Limits:
-    """When a text ends: the one stop rule of every arm.
+    """When a text ends: at a stop, at its budget, or where the context is full.
 
     max_new_tokens  budget of new tokens, at least 1
     stop_ids        the text ends with the first of these, which belongs to it
@@ -102,16 +102,17 @@ class Rows:
         Texts of one chat template, or of one long system prompt, need it read once. The last token of a prompt is
         always left to be read: it decides the first new one.
         """
-        first, *others = [row.tokens for row in joining]
-        shared = min([len(first) - 1, *(_same(first, tokens) for tokens in others), *(len(t) - 1 for t in others)])
-        matches = [
+        first = joining[0].tokens
+        shared = min(min(_same(first, row.tokens), len(row.tokens) - 1) for row in joining)
+        place = len(self.active)
+        # a row's root is among its tokens and not in the cache
+        held = [
             min(shared, _same(first, row.tokens), length)
-            for row, length in zip(self.active, self.cache.lengths, strict=False)
+            for row, length in zip(self.active, self.cache.lengths[:place], strict=True)
         ]
-        longest = max(matches, default=0)
+        longest = max(held, default=0)
         if longest >= LEND_FROM:
-            place = len(self.active)
-            self.cache.copy_prefix(matches.index(longest), slice(place, place + len(joining)), longest)
+            self.cache.copy_prefix(held.index(longest), slice(place, place + len(joining)), longest)
 
     def admit(self, rows: Sequence[Row], seen: Seen, root_B: Tensor) -> None:
         """Add freshly prefilled rows behind the active ones, each with its first decided token."""
@@ -181,7 +182,6 @@ class Rows:
 
 
 def _same(one: Sequence[int], other: Sequence[int]) -> int:
-    """Tokens at the start that two texts share."""
-    return next(
-        (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
+    """How many tokens two texts begin alike with."""
+    differing = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(differing, min(len(one), len(other)))

@@ -140,7 +140,7 @@ def _read_description(folder: Path) -> dict[str, Any]:
         raise FormatError(f"no heads in {folder.absolute()}: {DESCRIPTION} is missing", "check the --heads path")
     try:
         description = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise FormatError(f"{file} is damaged: {error}", _COPY_AGAIN) from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise FormatError(f"{file} doesn't describe heads of this program", "check the --heads path")
@@ -184,18 +184,22 @@ def _assemble(folder: Path, description: dict[str, Any], tensors: dict[str, Tens
         fault = error.errors()[0]
         name = ".".join(str(part) for part in fault["loc"]) or "config"
         raise FormatError(f"{folder / DESCRIPTION}: {name}: {fault['msg']}", _COPY_AGAIN) from error
-    heads = MedusaHeads(config, torch.zeros(config.draft_vocab, dtype=torch.long))
+    # Shapes alone: a damaged config may ask for more numbers than any machine holds.
+    with torch.device("meta"):
+        heads = MedusaHeads(config, torch.zeros(config.draft_vocab, dtype=torch.long))
     expected = {name: tuple(value.shape) for name, value in heads.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if expected != found:
         names = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
         raise FormatError(f"{folder / WEIGHTS} doesn't match {DESCRIPTION} in {', '.join(names)}", _COPY_AGAIN)
+    if not all(value.is_floating_point() for name, value in tensors.items() if name != "draft_ids"):
+        raise FormatError(f"{folder / WEIGHTS} holds weights that are whole numbers", _COPY_AGAIN)
     draft_ids_W = tensors["draft_ids"].long()
     if int(draft_ids_W.min()) < 0 or int(draft_ids_W.max()) >= config.vocab_size:
         raise FormatError(f"{folder / WEIGHTS} holds draft ids outside 0 to {config.vocab_size - 1}", _COPY_AGAIN)
     if len(draft_ids_W.unique()) != len(draft_ids_W):
         raise FormatError(f"{folder / WEIGHTS} holds a draft id twice", _COPY_AGAIN)
-    heads = heads.to(tensors["weight"].dtype)
+    heads = MedusaHeads(config, draft_ids_W).to(tensors["weight"].dtype)
     heads.load_state_dict({**tensors, "draft_ids": draft_ids_W})
     return heads
 

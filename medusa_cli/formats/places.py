@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from medusa_cli.errors import FormatError
+from medusa_cli.home import expanded
 
 DESCRIPTION = "heads.json"
+LONGEST_NAME = 200  # a longer one is no file name
 SHIPPED = Path(__file__).parents[1] / "heads" / "shipped"
 
 
@@ -15,8 +17,11 @@ def find_heads(heads: str | None, model: str) -> Path | None:
     """
     if heads is None:
         folder = SHIPPED / model / "medusa"
-        return folder if "/" not in model and (folder / DESCRIPTION).is_file() else None
-    folder = Path(heads).expanduser()
+        alias = "/" not in model and len(model) <= LONGEST_NAME
+        return folder if alias and (folder / DESCRIPTION).is_file() else None
+    folder = expanded(heads)
+    if not heads.strip() or len(heads) > LONGEST_NAME:
+        raise FormatError(f"no heads are named '{heads[:60]}'", "give a folder or a hub id, or leave out --heads")
     if folder.is_dir():
         return folder
     if _is_hub_id(heads):

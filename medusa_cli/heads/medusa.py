@@ -34,11 +34,11 @@ class MedusaConfig(Settings):
     """
 
     type: Literal["medusa"] = "medusa"
-    num_heads: int = Field(ge=1)
-    num_layers: int = Field(ge=1)
-    hidden_size: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
-    draft_vocab: int = Field(ge=1)
+    num_heads: int = Field(ge=1, le=1_000)
+    num_layers: int = Field(ge=1, le=1_000)
+    hidden_size: int = Field(ge=1, le=1_000_000)
+    vocab_size: int = Field(ge=1, le=100_000_000)
+    draft_vocab: int = Field(ge=1, le=100_000_000)
     own_output: bool
     output_bias: bool
     sees_root: bool = False

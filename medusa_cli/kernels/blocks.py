@@ -47,7 +47,7 @@ def functions() -> ctypes.CDLL:
 
 
 class BlockLinear(PackedLinear):
-    """A packed layer that reads blocks where it has few rows."""
+    """A packed layer that reads blocks where it has few rows; no gradient, not even for the inputs, comes from it."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, blocks: Blocks) -> None:
         super().__init__(weight_OI, bias_O)
@@ -56,6 +56,9 @@ class BlockLinear(PackedLinear):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
+        # the kernel reads what a pointer points to: numbers of another kind or width lie past the end
+        assert inputs.dtype == torch.float32, inputs.dtype
+        assert inputs.shape[-1] == self.in_features, inputs.shape
         num_rows = inputs.numel() // self.in_features
         if num_rows > FEW_ROWS:
             return super().forward(inputs)
@@ -75,7 +78,7 @@ class BlockLinear(PackedLinear):
 
 
 def find_blocks(weight_OI: Tensor) -> Blocks | None:
-    """The weight as blocks, or None where it isn't on a grid. Raises CannotCompile."""
+    """A weight on the CPU as blocks, or None where it isn't on a grid. Raises CannotCompile."""
     if weight_OI.dtype != torch.float32 or weight_OI.shape[1] % (2 * BLOCK):
         return None
     weight_OI = weight_OI.detach().contiguous()
@@ -88,7 +91,13 @@ def _find(weight_OI: Tensor, bits: int) -> Blocks | None:
     num_blocks = num_inputs // BLOCK
     quants = torch.zeros(num_outputs, num_inputs * bits // 32, dtype=torch.int32)
     grid = torch.empty((num_outputs, num_blocks, 2) if bits == 4 else (num_outputs, num_blocks))
-    pointers = weight_OI.data_ptr(), quants.data_ptr(), grid.data_ptr()
-    find = functions().find_blocks
-    found = find(bits, pointers[0], num_outputs, num_inputs, *pointers[1:], torch.get_num_threads())
+    found = functions().find_blocks(
+        bits,
+        weight_OI.data_ptr(),
+        num_outputs,
+        num_inputs,
+        quants.data_ptr(),
+        grid.data_ptr(),
+        torch.get_num_threads(),
+    )
     return Blocks(bits, quants, grid) if found else None

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from medusa_cli.home import cache_home
 
@@ -24,13 +25,13 @@ class CannotCompile(Exception):
 def library(source: Path) -> ctypes.CDLL:
     """The functions in `source`, compiled unless an earlier run did. Raises CannotCompile."""
     compiler = _compiler()
-    built = cache_home() / "kernels" / f"{source.stem}-{_key(source, compiler)}.so"
     try:
+        built = cache_home() / "kernels" / f"{source.stem}-{_key(source, compiler)}.so"
         if not built.is_file():
             _compile(source, compiler, built)
         return ctypes.CDLL(str(built))
     except OSError as error:
-        raise CannotCompile(f"{built}: {error}") from error
+        raise CannotCompile(f"{source.name}: {error}") from error
 
 
 def _compiler() -> str:
@@ -43,20 +44,20 @@ def _compiler() -> str:
 
 
 def _compile(source: Path, compiler: str, built: Path) -> None:
-    """Write beside `built` and give it the name at the end: a kill leaves nothing that looks complete."""
+    """Write in a folder of its own and move the library out when it is whole: others may be compiling the same."""
     built.parent.mkdir(parents=True, exist_ok=True)
-    partial = built.with_name(f"{built.name}.{os.getpid()}")
-    try:
+    # a process id would not do as a name: containers that share a home share those too
+    with TemporaryDirectory(dir=built.parent, prefix=f"{built.stem}.") as folder:
+        partial = Path(folder) / built.name
         command = [compiler, *FLAGS, str(source), "-o", str(partial)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=PATIENCE_S)
+        except subprocess.CalledProcessError as error:
+            first = (error.stderr.strip().splitlines() or ["it says nothing"])[0]
+            raise CannotCompile(f"{compiler} can't compile {source.name}: {first}") from error
+        except subprocess.TimeoutExpired as error:
+            raise CannotCompile(f"{compiler} took more than {PATIENCE_S:.0f} s for {source.name}") from error
         partial.replace(built)
-    except subprocess.CalledProcessError as error:
-        first = (error.stderr.strip().splitlines() or ["it says nothing"])[0]
-        raise CannotCompile(f"{compiler} can't compile {source.name}: {first}") from error
-    except subprocess.TimeoutExpired as error:
-        raise CannotCompile(f"{compiler} took more than {PATIENCE_S:.0f} s for {source.name}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _key(source: Path, compiler: str) -> str:

@@ -1,15 +1,13 @@
 """From trained heads to what is known of them: accuracies, the step's cost here, and the tree that pays most."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
+from medusa_cli.assemble import lay_out_heads
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.errors import TrainingError
-from medusa_cli.formats.atomic import write_atomically
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.produce.cost import measure_step_cost
 from medusa_cli.recipe import Recipe
@@ -43,13 +41,12 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
     num_ranks = min(NUM_RANKS, heads.config.draft_vocab)
     measurement = measure(heads, held_out, num_ranks=num_ranks, chunk=recipe.train.loss_chunk, source=SOURCE)
     largest = max(recipe.tree.max_size, recipe.tree.size or 0)
-    if target.identity.runner != "eager":
-        heads.pack(blocks=target.identity.runner == "blocks")
+    lay_out_heads(heads, target)
     drafter = MedusaDrafter(heads, TokenTree.chain(heads.config.num_heads))
     costs = measure_step_cost(target, drafter, max_nodes=largest + 1, context=COST_CONTEXT, repeats=COST_REPEATS)
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)
-    measurement.save(folder)
-    _write(folder, tree, choice, {"step_cost": {str(nodes): seconds for nodes, seconds in costs.items()}})
+    measurement.save(folder, costs)
+    _write(folder, tree, choice, costs)
     return Fitted(measurement, tree, choice)
 
 
@@ -65,13 +62,10 @@ def _choose(paths: PathCounts, costs: Mapping[int, float], size: int | None, lar
     return TokenTree.from_paths(order[: choice.size]), choice
 
 
-def _write(folder: Path, tree: TokenTree, choice: Choice, facts: Mapping[str, Any]) -> None:
-    """tree.json; the measured step cost stands beside the accuracies too, for inspect-tree."""
-    accuracy = folder / "accuracy.json"
+def _write(folder: Path, tree: TokenTree, choice: Choice, costs: Mapping[int, float]) -> None:
+    """tree.json, with what it promises and the step costs that decided it."""
     try:
-        content = json.loads(accuracy.read_text(encoding="utf-8"))
-        write_atomically(accuracy, json.dumps({**content, **facts}) + "\n")
-        write_tree(folder / "tree.json", tree, {"expected_tokens": choice.expected_tokens, **facts})
+        write_tree(folder / "tree.json", tree, {"expected_tokens": choice.expected_tokens, "step_cost": dict(costs)})
     except OSError as error:
         raise TrainingError(
             f"can't write to {folder}: {error.strerror}", "free some space, then go on with --resume-from-checkpoint"

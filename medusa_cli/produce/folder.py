@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 
 from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.formats.atomic import write_atomically
+from medusa_cli.home import expanded
 from medusa_cli.recipe import Recipe
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_settings, recipe_hash
 
@@ -34,17 +35,16 @@ class RunFolder:
 
     @contextmanager
     def to_itself(self) -> Iterator[None]:
-        """No other run writes here meanwhile; the system drops the lock of a process that dies.
-
-        Raises TrainingError when one does.
-        """
+        """No other run writes here meanwhile. Raises TrainingError when one does."""
         try:
-            with FileLock(self.path / ".lock", timeout=0):
-                yield
+            # the system drops the lock of a process that dies
+            lock = FileLock(self.path / ".lock").acquire(blocking=False)
         except Timeout as error:
             raise TrainingError(
                 f"another run is writing to {self.path}", "wait until it ends, or choose another --output-dir"
             ) from error
+        with lock:
+            yield
 
     def claim(self, fingerprint: str) -> None:
         """Mark the folder as this recipe's and this model's. Raises TrainingError when it is another model's."""
@@ -81,7 +81,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
     Raises TrainingError when it is another run's, needs `resume` or can't be written, and DataError when the recipe's
     data set is a file that can't be read.
     """
-    path = Path(recipe.output_dir).expanduser()
+    path = expanded(recipe.output_dir)
     wanted = {"seed": recipe.seed, "data": _data_identity(recipe)}
     folder = RunFolder(path, recipe, _found(path), wanted)
     _check_data(folder)
@@ -98,7 +98,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
 def _data_identity(recipe: Recipe) -> dict[str, Any]:
     """What decides which samples there are; a file counts by what it holds, wherever it lies."""
     settings: dict[str, Any] = recipe.data.model_dump(mode="json", exclude=FREE_DATA)
-    file = Path(recipe.data.dataset).expanduser()
+    file = expanded(recipe.data.dataset)
     if recipe.data.dataset != "self" and file.is_file():
         try:
             with file.open("rb") as stream:

@@ -16,6 +16,7 @@ import torch
 
 from medusa_cli import __version__
 from medusa_cli.data.distill import read_written
+from medusa_cli.errors import TrainingError
 from medusa_cli.formats.native import read_heads, write_heads
 from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
 from medusa_cli.produce.fit import Fitted, fit
@@ -79,6 +80,7 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     folder.begin_training(target.fingerprint)
     outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
     train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
+    _refuse_overflow(heads, recipe.heads.stored)
     write_heads(heads, folder.path, getattr(torch, recipe.heads.stored))
     # What is stored is what is measured: storing in 16 bits rounds.
     heads = read_heads(folder.path, target)
@@ -139,6 +141,15 @@ def _examples(material: Material, heads: MedusaHeads) -> Sets:
         train=Examples.of(material.corpus, material.learnt, draft_ids, num_heads),
         held_out=Examples.of(material.judge, material.judged, draft_ids, num_heads),
     )
+
+
+def _refuse_overflow(heads: MedusaHeads, stored: str) -> None:
+    """Raise TrainingError before heads that guess nothing take the place of others."""
+    if not all(bool(weight.to(getattr(torch, stored)).isfinite().all()) for weight in heads.parameters()):
+        raise TrainingError(
+            f"the heads hold numbers that {stored} can't: nothing is written",
+            "train anew with a lower --learning-rate (delete checkpoints/), or set heads.stored=float32",
+        )
 
 
 def _provenance(recipe: Recipe, target: Target, counts: Mapping[str, int], command: str) -> Provenance:

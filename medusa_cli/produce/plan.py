@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.home import expanded
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_config
@@ -40,7 +41,7 @@ def plan_of(recipe: Recipe) -> Plan:
     config = fetch_config(converted(find_source(recipe.target.model)), recipe.target.revision)
     refuse_config(config, recipe.target.model)
     text = config.get_text_config()
-    folder, data = Path(recipe.output_dir).expanduser(), recipe.data
+    folder, data = expanded(recipe.output_dir), recipe.data
     own = data.dataset == "self"
     tokens = min(data.max_answer_tokens, data.max_seq_length // 2) if own else data.max_seq_length
     learnt = data.num_samples * (1 - data.held_out) * tokens

@@ -5,7 +5,7 @@ Two files grow in the run folder: prompts.jsonl, and the store of answers. Runni
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medusa_cli.data.conversations import Message
@@ -135,8 +135,14 @@ def _write_prompts(recipe: Recipe, target: Target, file: Path, on_progress: OnPr
 def _write(
     recipe: Recipe, target: Target, prompts: Sequence[Sequence[int]], manner: Manner
 ) -> Generator[Written, None, None]:
-    """By this process, or by several when the recipe says so and there is enough to write."""
+    """By this process, or by several when the recipe says so and there is enough to write.
+
+    Short prompts first: those that are read together are then of one length, and little padding is read.
+    """
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    queue = [prompts[index] for index in order]
     workers = min(recipe.data.workers, -(-len(prompts) // manner.rows))
-    if workers > 1:
-        return write_beside(recipe, prompts, manner, workers)
-    return write_here(target, prompts, manner)
+    texts = write_beside(recipe, queue, manner, workers) if workers > 1 else write_here(target, queue, manner)
+    with closing(texts):
+        for written in texts:
+            yield replace(written, index=order[written.index])

@@ -77,7 +77,7 @@ def require(target: Target, result: CheckResult) -> None:
     """Raise TargetError when the self-check failed."""
     if result.ok:
         return
-    dtype = str(target.dtype).removeprefix("torch.")
+    dtype = target.dtype_name
     if not math.isfinite(result.max_difference):
         raise TargetError(
             f"{target.name} can't be used: its logits are not finite in {dtype}",

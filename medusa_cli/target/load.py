@@ -109,11 +109,17 @@ def choose_attention(wanted: str, config: Any) -> str:
 
 
 def stop_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The union of what the generation config and the tokenizer call an end."""
+    """The union of what the generation config and the tokenizer call an end. Raises TargetError for what is no id."""
     found: set[int] = set()
     for owner in (getattr(model, "generation_config", None), tokenizer):
-        ids = getattr(owner, "eos_token_id", None)
-        found.update([ids] if isinstance(ids, int) else ids or [])
+        named = getattr(owner, "eos_token_id", None)
+        ids = named if isinstance(named, list | tuple) else [] if named is None else [named]
+        if not all(isinstance(id_, int) and id_ >= 0 for id_ in ids):
+            raise TargetError(
+                f"eos_token_id is {named!r}, which names no token: texts would not end where they should",
+                "correct it in the model's generation_config.json or tokenizer_config.json",
+            )
+        found.update(ids)
     return frozenset(found)
 
 
@@ -121,6 +127,10 @@ def mask_kinds(model: Any) -> MaskKinds:
     """Layer kind -> window. One kind for most models, two where full and sliding layers alternate."""
     config = model.config.get_text_config()
     window = getattr(config, "sliding_window", None)
+    if window is not None and not isinstance(window, int):
+        raise TargetError(
+            f"the config says sliding_window is {window!r}, which is no number of tokens", "correct config.json"
+        )
     if takes_mapping(model):
         kinds = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
         return {kind: window if kind == "sliding_attention" else None for kind in kinds}

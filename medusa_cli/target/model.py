@@ -74,6 +74,11 @@ class Target:
         """The dtype of weights, masks and hidden states."""
         return self.model.get_input_embeddings().weight.dtype
 
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as recipes and documents write it: float32."""
+        return str(self.dtype).removeprefix("torch.")
+
     @cached_property
     def output_weight(self) -> Tensor:
         """The output matrix [V, H], from the embeddings where these are tied to it: a packed one would be a copy."""

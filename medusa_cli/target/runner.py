@@ -36,9 +36,12 @@ def lay_out(model: nn.Module, wanted: str) -> str:
     """
     if wanted == "eager":
         return wanted
-    reason = _why_no_blocks() if wanted != "packed" else "not asked for"
+    if wanted == "packed":
+        pack(model, blocks=False)
+        return wanted
+    reason = _why_no_blocks()
     pack(model, blocks=reason is None)
-    if reason is None and any(isinstance(module, BlockLinear) for module in model.modules()):
+    if any(isinstance(module, BlockLinear) for module in model.modules()):
         return "blocks"
     if wanted == "blocks":
         raise TargetError(
@@ -49,6 +52,7 @@ def lay_out(model: nn.Module, wanted: str) -> str:
 
 
 def _why_no_blocks() -> str | None:
+    """What keeps the compiled functions away, in words; None when they are there."""
     try:
         functions()
     except CannotCompile as error:
@@ -56,8 +60,11 @@ def _why_no_blocks() -> str | None:
     return None
 
 
-def pack(model: nn.Module, *, blocks: bool = False) -> nn.Module:
-    """Replace the model's linear layers by packed ones, in place; embeddings keep their own weight."""
+def pack(model: nn.Module, *, blocks: bool) -> None:
+    """Replace the model's linear layers by packed ones, in place; embeddings keep their own weight.
+
+    blocks   weights that lie on a grid become blocks. Raises CannotCompile where these can't be had
+    """
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -65,4 +72,3 @@ def pack(model: nn.Module, *, blocks: bool = False) -> nn.Module:
                 packed = packed_linear(child.weight, child.bias, blocks=blocks)
                 packed.tied_to = child.weight if child.weight in embeddings else None
                 setattr(parent, name, packed)
-    return model

@@ -13,9 +13,10 @@ from typing import Any
 import yaml
 
 from medusa_cli.errors import TargetError
-from medusa_cli.home import cache_home
+from medusa_cli.home import cache_home, expanded
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+LONGEST_NAME = 1024  # of a path, where systems allow least
 _COPY_AGAIN = "copy the file from the model again"
 
 
@@ -37,7 +38,13 @@ def known_names() -> Mapping[str, Any]:
 
 def find_source(name: str) -> Source:
     """Resolve a name; TargetError says where it was looked for when nothing fits."""
-    path = Path(name).expanduser()
+    if not name.strip():
+        raise TargetError("no model is named: the name is empty", "give an alias, a folder, a .gguf file or a hub id")
+    if len(name) > LONGEST_NAME:
+        raise TargetError(
+            f"unknown model '{name[:60]}…': a name of {len(name)} characters", "check what --model is given"
+        )
+    path = expanded(name)
     if path.is_dir():
         return _folder(name, path)
     if path.is_file():

@@ -13,16 +13,15 @@ Shape letters: N places, B rows at once, K heads, R ranks, W draft vocabulary.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from medusa_cli.errors import FormatError, TrainingError
+from medusa_cli.errors import TrainingError
 from medusa_cli.formats.atomic import write_atomically
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.train.corpus import NOT_ASKED, Examples
@@ -36,12 +35,10 @@ _BATCH = 1024
 class Ranks:
     """ranks_NK int16: the true token's rank among head k's guesses at places_N of a corpus.
 
-    num_ranks stands for a miss, NOT_ASKED for a token past the text's end. ends_N is where the text that the target
-    wrote around each place ends: its sample's end, or the next unsupervised token.
+    num_ranks stands for a miss, NOT_ASKED for a token past the text's end.
     """
 
     places_N: NDArray[np.int64]
-    ends_N: NDArray[np.int64]
     ranks_NK: NDArray[np.int16]
     num_ranks: int
 
@@ -85,34 +82,21 @@ class Measurement:
     accuracy: Accuracy
     paths: PathCounts
 
-    def save(self, folder: Path) -> None:
-        """Write accuracy.json, with the most frequent paths, atomically. Raises TrainingError."""
+    def save(self, folder: Path, step_cost: Mapping[int, float]) -> None:
+        """Write accuracy.json, with the most frequent paths and the seconds of a step by nodes, for inspect-tree.
+
+        The old file or the new one is there at any moment. Raises TrainingError.
+        """
         content = asdict(self.accuracy)
         content["path_positions"] = self.paths.positions
         content["paths"] = [[list(path), count] for path, count in _by_count(self.paths.counts)[:_SAVED_PATHS]]
+        content["step_cost"] = dict(step_cost)
         try:
             write_atomically(folder / "accuracy.json", json.dumps(content) + "\n")
         except OSError as error:
             raise TrainingError(
                 f"can't write {folder / 'accuracy.json'}: {error}", "free some space and run the same command again"
             ) from error
-
-
-@dataclass(frozen=True)
-class Replay:
-    """What decoding the held-out text with a tree would have taken: its steps, and the tokens they decided.
-
-    accepted_D[d] is the number of steps that accepted at least d+1 guesses.
-    """
-
-    num_steps: int
-    num_tokens: int
-    accepted_D: list[int]
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens a step, the bonus token included."""
-        return self.num_tokens / max(self.num_steps, 1)
 
 
 def measure(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk: int, source: str) -> Measurement:
@@ -127,8 +111,7 @@ def measure(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk: in
 
 def rank_places(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk: int) -> Ranks:
     """The true tokens' ranks at every place where decoding could stand: the next token is the target's own."""
-    corpus = examples.corpus
-    stands_N = corpus.supervised_T[examples.places_N + 1] & (examples.labels_NK[:, 0] != NOT_ASKED)
+    stands_N = examples.corpus.supervised_T[examples.places_N + 1] & (examples.labels_NK[:, 0] != NOT_ASKED)
     if not stands_N.any():
         raise TrainingError("the held-out text has no place to measure", "keep more samples (data.held_out)")
     rows = np.flatnonzero(stands_N)
@@ -137,10 +120,7 @@ def rank_places(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk
         _rank_batch(heads, examples, rows[start : start + _BATCH], num_ranks, chunk)
         for start in range(0, len(rows), _BATCH)
     ]
-    places_N = examples.places_N[rows]
-    borders = np.union1d(np.flatnonzero(~corpus.supervised_T), corpus.offsets_S)
-    ends_N = borders[np.searchsorted(borders, places_N + 1, side="right")]
-    return Ranks(places_N, ends_N, np.concatenate(parts), num_ranks)
+    return Ranks(examples.places_N[rows], np.concatenate(parts), num_ranks)
 
 
 def accuracy_of(ranks: Ranks, examples: Examples, source: str) -> Accuracy:
@@ -186,48 +166,6 @@ def fit_tree_joint(paths: PathCounts, size: int) -> list[TreePath]:
     tokens a step are 1 plus the sum of their probabilities.
     """
     return [path for path, _ in _by_count(paths.counts)[:size]]
-
-
-def replay(ranks: Ranks, tree: Iterable[Sequence[int]]) -> Replay:
-    """Walk each held-out text as a decode with this tree (its rank paths) would: exact, since the text is greedy."""
-    nodes = {tuple(path) for path in tree}
-    max_depth = max((len(path) for path in nodes), default=0)
-    num_steps = num_tokens = 0
-    accepted_D = [0] * max_depth
-    for left, accepted in _steps(ranks, nodes):
-        num_steps += 1
-        num_tokens += min(accepted + 1, left)
-        for depth in range(accepted):
-            accepted_D[depth] += 1
-    return Replay(num_steps, num_tokens, accepted_D)
-
-
-def read_accuracy(folder: Path) -> tuple[Accuracy, PathCounts]:
-    """accuracy.json of a heads folder. Raises FormatError when it is missing or damaged."""
-    file = folder / "accuracy.json"
-    try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        counts = Counter({tuple(path): count for path, count in content.pop("paths")})
-        return Accuracy(**{name: content[name] for name in Accuracy.__dataclass_fields__}), PathCounts(
-            content["path_positions"], counts
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"{file} can't be read: {error!r}", "measure the heads again") from error
-
-
-def _steps(ranks: Ranks, nodes: set[TreePath]) -> Iterator[tuple[int, int]]:
-    """Each step of the replay: the tokens the text still has after its root, and the guesses accepted."""
-    places, ends, table = ranks.places_N.tolist(), ranks.ends_N.tolist(), ranks.ranks_NK.tolist()
-    not_before = -1
-    for place, end, rank_K in zip(places, ends, table, strict=True):
-        if place < not_before:
-            continue
-        accepted = 0
-        while accepted < len(rank_K) and tuple(rank_K[: accepted + 1]) in nodes:
-            accepted += 1
-        yield end - (place + 2), accepted
-        # the bonus token becomes the next root, decided by the hidden state of the last accepted token
-        not_before = place + accepted + 1
 
 
 def _rank_batch(

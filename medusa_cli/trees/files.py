@@ -217,9 +217,11 @@ def _assigned(text: str, name: str | None, where: str) -> Any:
 def _read_text(file: Path) -> str:
     """The text of a tree file, or TreeError."""
     try:
-        if file.stat().st_size > _MAX_BYTES:
+        with file.open("rb") as stream:  # a device says that it holds nothing, and never ends
+            content = stream.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
             raise TreeError(f"{file} is too big for a tree", f"a tree file lists at most {MAX_NODES} paths")
-        text = file.read_text(encoding="utf-8-sig")
+        text = content.decode("utf-8-sig")
     except FileNotFoundError as error:
         raise TreeError(f"'{_shortened(str(file), 200)}' is neither a tree nor a file", _FORMS) from error
     except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -262,7 +264,8 @@ def _table(value: Any, name: str, file: Path) -> list[list[float]]:
 def _cost(value: Any, file: Path) -> dict[int, float]:
     """Step costs with whole numbers of nodes as keys."""
     if not isinstance(value, dict) or not all(
-        key.isascii() and key.isdigit() and _is_number(seconds) and seconds > 0 for key, seconds in value.items()
+        key.isascii() and key.isdigit() and len(key) < 10 and _is_number(seconds) and seconds > 0
+        for key, seconds in value.items()
     ):
         raise _corrupt(file, '"step_cost" is no table of seconds by number of nodes')
     return {int(key): float(seconds) for key, seconds in value.items()}

@@ -75,12 +75,10 @@ class Inspection:
         if self.measured is None:
             return []
         gains = gain_curve(self.measured.conditional_KR, max(BUDGET))
-        choices = {size: predict(size, gains[size], self.cost) for size in BUDGET} if self.cost else {}
-        return [
-            BudgetRow(size, gains[size], choice.cost_ratio if choice else None, choice.speedup if choice else None)
-            for size in BUDGET
-            for choice in [choices.get(size)]
-        ]
+        if self.cost is None:
+            return [BudgetRow(size, gains[size], None, None) for size in BUDGET]
+        choices = [predict(size, gains[size], self.cost) for size in BUDGET]
+        return [BudgetRow(one.size, one.expected_tokens, one.cost_ratio, one.speedup) for one in choices]
 
     @cached_property
     def choice(self) -> Choice | None:

@@ -73,6 +73,13 @@ def test_inputs_that_are_not_contiguous() -> None:
     torch.testing.assert_close(found, F.linear(inputs, weight_OI), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("inputs", [torch.zeros(2, 128, dtype=torch.bfloat16), torch.zeros(4, 64)])
+def test_inputs_the_kernel_would_read_past_are_refused(inputs: torch.Tensor) -> None:
+    layer = packed_linear(weight_of(GGMLQuantizationType.Q8_0), None, blocks=True)
+    with pytest.raises(AssertionError):
+        layer(inputs)
+
+
 def test_a_block_of_zeros_lies_on_a_grid() -> None:
     weight_OI = weight_of(GGMLQuantizationType.Q4_1)
     weight_OI[3, 32:64] = 0

@@ -1,5 +1,7 @@
 """C++ is compiled once for this machine; who has no compiler is told why there is no library."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +34,17 @@ def test_a_source_is_compiled_once(source: Path, home: Path, monkeypatch: pytest
     monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
     assert library(source).seven() == 7
     assert [*(home / "kernels").iterdir()] == [built]
+
+
+def test_processes_that_compile_at_once_all_get_a_whole_library(source: Path, home: Path) -> None:
+    program = "import sys; from pathlib import Path; from medusa_cli.kernels.native import library as load; "
+    program += "print(load(Path(sys.argv[1])).seven())"
+    runs = [
+        subprocess.Popen([sys.executable, "-c", program, str(source)], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert [run.communicate()[0] for run in runs] == ["7\n"] * 3
+    assert len([*(home / "kernels").iterdir()]) == 1
 
 
 def test_another_source_is_another_library(source: Path, home: Path) -> None:
@@ -73,5 +86,5 @@ def test_a_broken_library_is_told(source: Path, monkeypatch: pytest.MonkeyPatch)
         built.write_bytes(b"\x7fELF and nothing more")
 
     monkeypatch.setattr(native, "_compile", break_it)
-    with pytest.raises(CannotCompile, match=r"seven-.*\.so"):
+    with pytest.raises(CannotCompile, match=r"seven\.cpp: .*seven-.*\.so"):
         library(source)

@@ -73,4 +73,4 @@ def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
     from medusa_cli.trees.tree import TokenTree
 
     with pytest.raises(TrainingError, match="can't write to"):
-        fit._write(tmp_path, TokenTree.empty(), Choice(0, 1.0, 1.0, 1.0), {})
+        fit._write(tmp_path / "gone", TokenTree.empty(), Choice(0, 1.0, 1.0, 1.0), {})

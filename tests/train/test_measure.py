@@ -1,13 +1,16 @@
 """The figures a tree is made of, against decoding the same text one token at a time."""
 
 import itertools
+import json
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from medusa_cli.errors import FormatError, TrainingError
+from medusa_cli.errors import TrainingError
 from medusa_cli.recipe import TrainSettings
 from medusa_cli.train.corpus import NOT_ASKED, OUTSIDE, Corpus, Examples
 from medusa_cli.train.loop import Sets, train
@@ -19,9 +22,8 @@ from medusa_cli.train.measure import (
     measure,
     path_frequencies,
     rank_places,
-    read_accuracy,
-    replay,
 )
+from medusa_cli.trees.files import read_measured
 from medusa_cli.trees.tree import TokenTree
 
 HEADS, RANKS, VALUES = 3, 4, 12
@@ -50,6 +52,51 @@ def trained(make_heads, noisy, make_run):
     settings = TrainSettings(epochs=100, max_steps=60, batch_size=64, learning_rate=0.03)
     train(heads, sets, settings, 0, run.checkpoints, run.outlets)
     return heads, sets.held_out
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What decoding the held-out text with a tree would have taken: its steps, and the tokens they decided.
+
+    accepted_D[d] is the number of steps that accepted at least d+1 guesses.
+    """
+
+    num_steps: int
+    num_tokens: int
+    accepted_D: list[int]
+
+
+def replay(ranks: Ranks, ends: Sequence[int], tree: Iterable[Sequence[int]]) -> Replay:
+    """Walk each held-out text as a decode with this tree (its rank paths) would: exact, since the text is greedy."""
+    nodes = {tuple(path) for path in tree}
+    num_steps = num_tokens = 0
+    accepted_D = [0] * max((len(path) for path in nodes), default=0)
+    for left, accepted in steps_of(ranks, ends, nodes):
+        num_steps += 1
+        num_tokens += min(accepted + 1, left)
+        for depth in range(accepted):
+            accepted_D[depth] += 1
+    return Replay(num_steps, num_tokens, accepted_D)
+
+
+def steps_of(ranks: Ranks, ends: Sequence[int], nodes: set[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """Each step: the tokens the text still has after its root, and the guesses accepted."""
+    not_before = -1
+    for place, end, rank_K in zip(ranks.places_N.tolist(), ends, ranks.ranks_NK.tolist(), strict=True):
+        if place < not_before:
+            continue
+        accepted = 0
+        while accepted < len(rank_K) and tuple(rank_K[: accepted + 1]) in nodes:
+            accepted += 1
+        yield end - (place + 2), accepted
+        # the bonus token becomes the next root, decided by the hidden state of the last accepted token
+        not_before = place + accepted + 1
+
+
+def ends_of(corpus: Corpus, ranks: Ranks) -> list[int]:
+    """Where the text around each place ends: its sample's end, or the next token that is not learnt."""
+    borders = np.union1d(np.flatnonzero(~corpus.supervised_T), corpus.offsets_S)
+    return borders[np.searchsorted(borders, ranks.places_N + 1, side="right")].tolist()
 
 
 def texts(corpus: Corpus, samples: range):
@@ -96,7 +143,8 @@ def test_reported_accuracy_is_the_share_of_the_text_s_tokens_the_heads_guess(tra
 
 def test_a_replay_takes_the_steps_a_chain_decode_takes(trained):
     heads, examples = trained
-    measured = replay(rank_places(heads, examples, num_ranks=RANKS, chunk=16), CHAIN)
+    ranks = rank_places(heads, examples, num_ranks=RANKS, chunk=16)
+    measured = replay(ranks, ends_of(examples.corpus, ranks), CHAIN)
     steps, tokens, accepted = 0, 0, Counter()
     for ids, hidden_TH, supervised_T in texts(examples.corpus, range(8, 12)):
         place = int(np.argmax(supervised_T)) - 1
@@ -136,8 +184,8 @@ def test_a_later_turn_is_measured_and_replayed_on_its_own(make_heads, make_sampl
     corpus = Corpus.from_samples([make_sample("a", range(13), supervised)])
     ranks = rank_places(make_heads(), Examples.of(corpus, [0], torch.arange(50), HEADS), num_ranks=RANKS, chunk=16)
     assert ranks.places_N.tolist() == [1, 2, 3, 8, 9, 10]
-    assert ranks.ends_N.tolist() == [6, 6, 6, 13, 13, 13]
-    assert replay(ranks, []).num_tokens == 6
+    assert ends_of(corpus, ranks) == [6, 6, 6, 13, 13, 13]
+    assert replay(ranks, ends_of(corpus, ranks), []).num_tokens == 6
 
 
 def test_text_without_a_place_to_stand_is_an_error(make_heads, make_sample):
@@ -156,7 +204,7 @@ def test_more_ranks_than_the_draft_vocabulary_holds_are_not_asked_for(make_heads
 def ranks_of(table: list[list[int]]) -> Ranks:
     """Ranks at successive places of one endless text."""
     places = np.arange(len(table))
-    return Ranks(places, np.full(len(table), len(table) + 99), np.array(table, np.int16), RANKS)
+    return Ranks(places, np.array(table, np.int16), RANKS)
 
 
 def test_plain_conditional_and_joint_are_told_apart(make_heads, corpus):
@@ -189,7 +237,7 @@ def test_a_chain_decode_of_a_long_text_shows_the_conditional_accuracies(corpus, 
     ranks = random_ranks(40_000, rng)
     examples = Examples(corpus, ranks.places_N, np.zeros((40_000, HEADS), np.int32))
     accuracy = accuracy_of(ranks, examples, "random")
-    chain = replay(ranks, CHAIN)
+    chain = replay(ranks, [len(ranks.places_N) + 99] * len(ranks.places_N), CHAIN)
     shown = [now / before for now, before in zip(chain.accepted_D, [chain.num_steps, *chain.accepted_D], strict=False)]
     assert shown == pytest.approx([row[0] for row in accuracy.conditional], abs=0.02)
     assert accuracy.conditional[2][0] > accuracy.plain[2][0] + 0.05
@@ -227,15 +275,11 @@ def test_a_tree_larger_than_what_was_ever_right_stays_smaller():
 def test_measurements_are_saved_and_read_back(trained, tmp_path):
     heads, examples = trained
     measured = measure(heads, examples, num_ranks=RANKS, chunk=16, source="held-out text")
-    measured.save(tmp_path)
-    accuracy, paths = read_accuracy(tmp_path)
-    assert accuracy == measured.accuracy
-    assert paths == measured.paths
-
-
-@pytest.mark.parametrize("text", [None, "", "[]", "{}"])
-def test_a_missing_or_damaged_accuracy_file_is_an_error(tmp_path, text):
-    if text is not None:
-        (tmp_path / "accuracy.json").write_text(text)
-    with pytest.raises(FormatError, match=r"accuracy\.json can't be read"):
-        read_accuracy(tmp_path)
+    measured.save(tmp_path, {1: 0.5, 8: 0.75})
+    content = json.loads((tmp_path / "accuracy.json").read_text())
+    assert {name: content[name] for name in asdict(measured.accuracy)} == asdict(measured.accuracy)
+    assert content["path_positions"] == measured.paths.positions
+    assert {tuple(path): count for path, count in content["paths"]} == measured.paths.counts
+    known = read_measured(tmp_path)
+    assert known.conditional_KR == measured.accuracy.conditional
+    assert known.step_cost == {1: 0.5, 8: 0.75}
