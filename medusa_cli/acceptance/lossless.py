@@ -10,8 +10,9 @@ Shape letters: B rows, N tree nodes, V vocabulary.
 import torch
 from torch import Tensor
 
+from medusa_cli.acceptance.draws import draw
 from medusa_cli.acceptance.path import verdict_from
-from medusa_cli.contracts import Draft, Verdict
+from medusa_cli.contracts import Draft, Uniform, Verdict
 
 NEAR = 2048  # best tokens that hold the nucleus of nearly every distribution
 
@@ -30,36 +31,37 @@ class Lossless:
         self.top_p = max(top_p, torch.finfo(torch.float32).tiny)  # less is 0 in float32, and keeps no token
         self.top_k = top_k
 
-    def first(self, logits_BV: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def first(self, logits_BV: Tensor, uniform: Uniform) -> Tensor:
         """One draw for each row."""
-        return self._draw(logits_BV, rng)
+        return self._draw(logits_BV[:, None], uniform)[:, 0]
 
-    def accept(self, draft: Draft, logits_BNV: Tensor, rng: torch.Generator | None = None) -> Verdict:
+    def accept(self, draft: Draft, logits_BNV: Tensor, uniform: Uniform) -> Verdict:
         """One draw at each node; the walk follows the draws."""
-        return verdict_from(draft, self._draw(logits_BNV, rng))
+        return verdict_from(draft, self._draw(logits_BNV, uniform))
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """The processed distribution [..., V], in float32."""
         p = self._before_nucleus(logits)
         return p if self.top_p == 1 else self._nucleus(p)
 
-    def _draw(self, logits: Tensor, rng: torch.Generator | None) -> Tensor:
-        """One token id per distribution [..., V]."""
-        p_MV = self._before_nucleus(logits).flatten(0, -2)
+    def _draw(self, logits_BNV: Tensor, uniform: Uniform) -> Tensor:
+        """One token id per distribution [B, N]."""
+        num_rows, num_nodes, _ = logits_BNV.shape
+        p_MV = self._before_nucleus(logits_BNV).flatten(0, 1)
+        uniform_M = uniform(num_rows, num_nodes).flatten()
         if self.top_p < 1 and p_MV.device.type == "cpu":
-            drawn_M = self._draw_from_nucleus(p_MV, rng)
+            drawn_M = self._draw_from_nucleus(p_MV, uniform_M)
         else:
-            drawn_M = torch.multinomial(p_MV if self.top_p == 1 else self._nucleus(p_MV), 1, generator=rng)[:, 0]
-        return drawn_M.view(logits.shape[:-1])
+            drawn_M = draw(p_MV if self.top_p == 1 else self._nucleus(p_MV), uniform_M)
+        return drawn_M.view(num_rows, num_nodes)
 
-    def _draw_from_nucleus(self, p_MV: Tensor, rng: torch.Generator | None) -> Tensor:
+    def _draw_from_nucleus(self, p_MV: Tensor, uniform_M: Tensor) -> Tensor:
         """Draws that sort only the best NEAR tokens, and the whole vocabulary where these fall short of top_p."""
         best_MR, ids_MR = p_MV.topk(min(NEAR, p_MV.shape[-1]), dim=-1)
-        place_M = torch.multinomial(self._cut(best_MR), 1, generator=rng)
-        drawn_M = ids_MR.gather(1, place_M)[:, 0]
+        drawn_M = ids_MR.gather(1, draw(self._cut(best_MR), uniform_M)[:, None])[:, 0]
         wide = best_MR.sum(-1) < self.top_p
         if bool(wide.any()):
-            drawn_M[wide] = torch.multinomial(self._nucleus(p_MV[wide]), 1, generator=rng)[:, 0]
+            drawn_M[wide] = draw(self._nucleus(p_MV[wide]), uniform_M[wide])
         return drawn_M
 
     def _before_nucleus(self, logits: Tensor) -> Tensor:

@@ -191,7 +191,6 @@ def _read_stdin() -> str:
 
 def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
     """The model, its heads and its rule; says what was chosen."""
-    import torch
 
     from medusa_cli.assemble import find_heads, load_choosing, load_drafter, load_target
     from medusa_cli.decode.loop import Parts
@@ -213,8 +212,7 @@ def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
         console.info(f"as the model's generation_config says: {listed}")
     if not choosing.rule.exact:
         console.warn("typical acceptance is not exact: the text is plausible, but not the model's own")
-    rng = torch.Generator(target.device).manual_seed(recipe.seed)
-    return Parts(target, drafter, choosing.rule, rng, choosing.shaping)
+    return Parts(target, drafter, choosing.rule, choosing.shaping, recipe.seed)
 
 
 def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Console) -> Answer:

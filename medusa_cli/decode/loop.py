@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from medusa_cli.acceptance.draws import stream_of, uniform_of
 from medusa_cli.acceptance.shaping import Shaping
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.decode.rows import Limits, Row, Rows
@@ -21,13 +22,16 @@ from medusa_cli.target.model import Target
 
 @dataclass(frozen=True)
 class Parts:
-    """What decoding is made of; `shaping` reworks logits before the rule sees them."""
+    """What decoding is made of; `shaping` reworks logits before the rule sees them.
+
+    The text of prompt `key` is drawn with a stream of its own, which `seed` and the key give.
+    """
 
     target: Target
     drafter: Drafter
     rule: AcceptanceRule
-    rng: torch.Generator | None = None
     shaping: Shaping | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,10 @@ def decode(
         free = max_rows - len(rows.active)
         joining = list(islice(waiting, free)) if free >= join_at or not rows.active else []
         if joining:
-            yield from _join(parts, rows, [_new_row(key, prompt, limits) for key, prompt in joining])
+            yield from _join(parts, rows, [_new_row(key, prompt, limits, parts.seed) for key, prompt in joining])
         if rows.active:
             before = list(rows.active)
-            step = take_step(parts.target, parts.drafter, parts.rule, rows, parts.rng, parts.shaping)
+            step = take_step(parts.target, parts.drafter, parts.rule, rows, parts.shaping)
             for index, row in enumerate(before):
                 yield Gain(row, step.tokens[index], step.hidden_BDH[index, : len(step.tokens[index])])
             _retire(parts, rows)
@@ -94,7 +98,7 @@ def generation_of(row: Row) -> Generation:
     return Generation(row.new_tokens, row.finish_reason, row.kept, row.num_nodes)
 
 
-def _new_row(key: int, prompt: Sequence[int], limits: Limits) -> Row:
+def _new_row(key: int, prompt: Sequence[int], limits: Limits, seed: int) -> Row:
     if not prompt:
         raise DataError("the prompt is empty", "give at least one token; a base model needs some text to go on")
     if limits.budget(len(prompt)) < 1:
@@ -102,7 +106,7 @@ def _new_row(key: int, prompt: Sequence[int], limits: Limits) -> Row:
             f"the prompt has {len(prompt)} tokens; the model's context holds {limits.context_limit}",
             "shorten the prompt: at least one position must be left to write to",
         )
-    return Row(key, list(prompt), len(prompt), limits)
+    return Row(key, list(prompt), len(prompt), limits, stream_of(seed, key))
 
 
 @torch.inference_mode()
@@ -113,7 +117,9 @@ def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
     logits_BV = seen.logits_BNV[:, 0]
     if parts.shaping is not None:
         logits_BV = parts.shaping.first(logits_BV, joining)
-    rows.admit(joining, seen, parts.rule.first(logits_BV, parts.rng))
+    rows.admit(
+        joining, seen, parts.rule.first(logits_BV, uniform_of([row.stream for row in joining], logits_BV.device))
+    )
     parts.drafter.start(rows.context)
     return seen.hidden_BNH
 

@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from medusa_cli.contracts import Context, Draft, Seen, Step, Verdict
+from medusa_cli.acceptance.draws import uniform_of
+from medusa_cli.contracts import Context, Draft, Seen, Step, Uniform, Verdict
 from medusa_cli.target.cache import TreeCache
 
 LEND_FROM = 4  # tokens a shared beginning must have: copying less costs more than reading it
@@ -43,12 +44,16 @@ class Limits:
 
 @dataclass
 class Row:
-    """One text: `tokens` is prompt and new ids, the root included; `kept` and `num_nodes` have an entry a step."""
+    """One text: `tokens` is prompt and new ids, the root included; `kept` and `num_nodes` have an entry a step.
+
+    `stream` is where its random numbers come from.
+    """
 
     key: int
     tokens: list[int]
     prompt_tokens: int
     limits: Limits
+    stream: torch.Generator = field(default_factory=torch.Generator)
     finish_reason: Literal["stop", "length"] | None = None
     kept: list[int] = field(default_factory=list)
     num_nodes: list[int] = field(default_factory=list)
@@ -95,6 +100,12 @@ class Rows:
         assert self.root_B is not None
         assert self.hidden_BH is not None
         return Context([row.tokens for row in self.active], self.root_B, self.hidden_BH, self.accepted_hidden_BDH)
+
+    @property
+    def uniform(self) -> Uniform:
+        """Random numbers for the active rows."""
+        assert self.root_B is not None
+        return uniform_of([row.stream for row in self.active], self.root_B.device)
 
     def lend_prefix(self, joining: Sequence[Row]) -> None:
         """Give the rows that join the longest beginning that an active row shares with all of them.

@@ -14,14 +14,13 @@ def take_step(
     drafter: Drafter,
     rule: AcceptanceRule,
     rows: Rows,
-    rng: torch.Generator | None = None,
     shaping: Shaping | None = None,
 ) -> Step:
     """Guess a tree, check it with one forward, keep one path per row."""
     draft = drafter.propose(rows.context)  # a tree of guesses under each row's root
     seen = target.verify(draft, rows.cache)  # one forward scores every node
     logits_BNV = seen.logits_BNV if shaping is None else shaping.nodes(seen.logits_BNV, draft, rows.active)
-    verdict = rule.accept(draft, logits_BNV, rng)  # which path survives, and what follows it
+    verdict = rule.accept(draft, logits_BNV, rows.uniform)  # which path survives, and what follows it
     verdict = rows.limit(verdict, draft)  # cut at stops and budgets: the one place, the one host read
     rows.cache.keep(verdict)  # keys and values of the losers are forgotten
     return rows.advance(draft, verdict, seen.hidden_BNH)  # verdict.next_B becomes the new root

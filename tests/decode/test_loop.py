@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.contracts import Context, Draft, Seen, Verdict
+from medusa_cli.acceptance.typical import Typical
+from medusa_cli.contracts import AcceptanceRule, Context, Draft, Seen, Verdict
 from medusa_cli.decode.loop import Generation, Parts, collect, decode
 from medusa_cli.decode.rows import Limits
 from medusa_cli.decode.text import StopStrings, decode_text
@@ -377,12 +378,24 @@ def test_trees_that_change_with_every_row_and_step_leave_the_text_as_it_is(num_r
 def test_the_same_seed_and_tree_write_the_same() -> None:
     # vllm#16077
     def sampled(seed: int) -> list[list[int]]:
-        rng = torch.Generator().manual_seed(seed)
-        parts = Parts(TARGET(), oracle(), Lossless(temperature=2.0, top_p=0.95, top_k=0), rng)
+        parts = Parts(TARGET(), oracle(), Lossless(temperature=2.0, top_p=0.95, top_k=0), seed=seed)
         return [each.token_ids for each in collect(parts, TEXTS().prompts, Limits(12), max_rows=3)]
 
     assert sampled(1) == sampled(1)
     assert sampled(1) != sampled(2)
+
+
+@pytest.mark.parametrize("rule", [Lossless(1.2, 0.9, 0), Lossless(0.9, 1.0, 20), Typical(0.9)])
+def test_sampled_rows_side_by_side_write_what_each_writes_alone(rule: AcceptanceRule) -> None:
+    prompts = [prompt_of(length, seed) for seed, length in enumerate((5, 17, 5, 11, 1, 8))]
+    limits = Limits(NUM_NEW, frozenset(range(0, VOCAB, 9)))  # texts end at different steps, so that rows join others
+    drafter = MedusaDrafter(random_heads(list(range(VOCAB))), TokenTree.from_paths([[0], [1], [0, 0], [0, 1]]))
+    alone = []
+    for key, prompt in enumerate(prompts):
+        nothing_before = [[0]] * key  # a text's stream goes by its place in the run
+        alone.append(collect(Parts(TARGET(), drafter, rule, seed=3), [*nothing_before, prompt], limits)[key])
+    assert collect(Parts(TARGET(), drafter, rule, seed=3), prompts, limits, max_rows=3) == alone
+    assert len({text.num_steps for text in alone}) > 1
 
 
 class HostReads(TorchDispatchMode):

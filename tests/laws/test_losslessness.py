@@ -47,7 +47,7 @@ class LikelyDrafter:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_text_of_three_tokens_comes_with_its_own_chance(seed: int) -> None:
-    parts = Parts(target_of(tiny_model("llama")), LikelyDrafter(), RULE, torch.Generator().manual_seed(seed))
+    parts = Parts(target_of(tiny_model("llama")), LikelyDrafter(), RULE, seed=seed)
     found = collect(parts, [PROMPT] * DRAWS, Limits(3), max_rows=500)
     assert {each.num_steps for each in found} == {1, 2}, "some guesses are right and some are wrong"
     law = torch.zeros(VOCAB, VOCAB, VOCAB)
