@@ -14,6 +14,7 @@ from torch import Tensor
 from medusa_cli.acceptance.draws import stream_of, uniform_of
 from medusa_cli.acceptance.shaping import Shaping
 from medusa_cli.contracts import AcceptanceRule, Drafter
+from medusa_cli.decode.debug import Watch, watching
 from medusa_cli.decode.rows import Limits, Row, Rows
 from medusa_cli.decode.step import take_step
 from medusa_cli.errors import DataError
@@ -67,6 +68,18 @@ def decode(
     set gains nothing more. Raises DataError before the forward for a prompt that is empty or leaves no room in the
     context.
     """
+    with watching(parts.target) as watches:
+        yield from _decode(parts, prompts, limits, max_rows, join_at, watches)
+
+
+def _decode(
+    parts: Parts,
+    prompts: Iterable[Sequence[int]],
+    limits: Limits,
+    max_rows: int,
+    join_at: int,
+    watches: Sequence[Watch],
+) -> Iterator[Gain]:
     waiting = iter(enumerate(prompts))
     rows = Rows(parts.target.new_cache(max_rows, capacity=0))
     while True:
@@ -77,6 +90,8 @@ def decode(
         if rows.active:
             before = list(rows.active)
             step = take_step(parts.target, parts.drafter, parts.rule, rows, parts.shaping)
+            for watch in watches:
+                watch.after(rows, step)
             for index, row in enumerate(before):
                 yield Gain(row, step.tokens[index], step.hidden_BDH[index, : len(step.tokens[index])])
             _retire(parts, rows)
