@@ -2,9 +2,7 @@
 
 import math
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,11 +10,11 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
+from medusa_cli.cli.writing import Answer, Wish, write_answers
 
 if TYPE_CHECKING:
     from medusa_cli.data.conversations import Message
-    from medusa_cli.decode.loop import Generation, Parts
-    from medusa_cli.decode.rows import Limits
+    from medusa_cli.decode.loop import Parts
 
 DEFAULT_NEW_TOKENS = 256
 
@@ -30,6 +28,9 @@ def command(
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template. [default: where the model has one]")
     ] = None,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, metavar="N", help="Prompts of a file written at once.")
+    ] = 8,
     system_prompt: Annotated[
         str | None, typer.Option("--system-prompt", metavar="TEXT", help="A system message.")
     ] = None,
@@ -132,36 +133,12 @@ def command(
     choice = DrafterChoice(drafter, heads, tree, tree_size)
     check_choice(choice, recipe.target.model)
     writer = _load(recipe, choice, sampling, console)
-    wish = Wish(max_new_tokens, chat, tuple(stop or ()), ignore_eos, stream, check)
-    answers = [_answer(writer, one, wish, console) for one in asked]
+    wish = Wish(max_new_tokens, chat, tuple(stop or ()), ignore_eos, stream, check, batch_size)
+    answers = write_answers(writer, asked, wish, console)
     documents = [_document(writer, answer, heads, recipe.seed) for answer in answers]
     console.print_json(documents[0] if prompt_file is None else documents, output_json)
     if check:
         _gate(answers)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """How each text is wanted."""
-
-    max_new_tokens: int
-    chat: bool | None
-    stops: tuple[str, ...]
-    ignore_eos: bool
-    stream: bool
-    check: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One text and what it took; `plain_ids` when it was decoded plainly as well."""
-
-    prompt: str
-    prompt_tokens: int
-    text: str
-    generation: "Generation"
-    duration: float
-    plain_ids: list[int] | None
 
 
 def _asked(prompt: str | None, prompt_file: Path | None, system_prompt: str | None) -> "list[list[Message]]":
@@ -215,82 +192,6 @@ def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
     return Parts(target, drafter, choosing.rule, choosing.shaping, recipe.seed)
 
 
-def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Console) -> Answer:
-    """Decode one prompt, streaming it if wanted, and report the summary."""
-    from medusa_cli.data.tokens import prompt_ids
-    from medusa_cli.decode.rows import Limits
-    from medusa_cli.decode.text import StopStrings
-    from medusa_cli.errors import DataError
-
-    target = parts.target
-    if wish.chat and not target.tokenizer.chat_template:
-        raise DataError(f"{target.name} has no chat template", "leave out --chat: the prompt is taken as plain text")
-    chat = bool(target.tokenizer.chat_template) if wish.chat is None else wish.chat
-    if chat and not messages[-1].content.strip():
-        raise DataError("the prompt is empty", "say something; --no-chat lets a base model start from nothing")
-    ids = prompt_ids(target.tokenizer, messages, chat=chat)
-    if max(ids) >= target.vocab_size:
-        raise DataError(
-            f"the prompt holds token {max(ids)} of the tokenizer, and the model has {target.vocab_size}",
-            "leave that token out; a tokenizer of another model would do the same",
-        )
-    stops = StopStrings(wish.stops, target.tokenizer) if wish.stops else None
-
-    def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:
-        hit = stops.find(so_far, new) if stops else None
-        return hit.num_new if hit else None
-
-    stop_ids = frozenset[int]() if wish.ignore_eos else target.stop_ids
-    limits = Limits(wish.max_new_tokens, stop_ids, target.context_limit, find_stop if stops else None)
-    begun = time.perf_counter()
-    text, generation = _write(parts, ids, limits, wish, console)
-    duration = time.perf_counter() - begun
-    answer = Answer(messages[-1].content, len(ids), text, generation, duration, _plainly(parts, ids, limits, wish))
-    console.info(_summary(answer))
-    return answer
-
-
-def _write(parts: "Parts", ids: list[int], limits: "Limits", wish: Wish, console: Console) -> "tuple[str, Generation]":
-    """The text, shown while it grows or at the end."""
-    from medusa_cli.decode.loop import decode, generation_of
-    from medusa_cli.decode.text import TextStream
-
-    stream = TextStream(parts.target.tokenizer, wish.stops)
-    pieces = []
-    for gain in decode(parts, [ids], limits):
-        pieces.append(stream.feed(gain.tokens))
-        if wish.stream:
-            console.stream(pieces[-1])
-    pieces.append(stream.flush())
-    text = "".join(pieces)
-    console.stream(pieces[-1] + "\n" if wish.stream else text + "\n")
-    return text, generation_of(gain.row)
-
-
-def _plainly(parts: "Parts", ids: list[int], limits: "Limits", wish: Wish) -> list[int] | None:
-    """The ids of plain decoding, for --check."""
-    if not wish.check:
-        return None
-    from medusa_cli.decode.loop import collect
-    from medusa_cli.drafters.none import NoDrafter
-
-    return collect(replace(parts, drafter=NoDrafter()), [ids], limits)[0].token_ids
-
-
-def _tokens_per_step(generation: "Generation") -> float | None:
-    """Tokens a step, the bonus token included; the prefill's token is no step's."""
-    return sum(generation.kept) / generation.num_steps if generation.num_steps else None
-
-
-def _summary(answer: Answer) -> str:
-    made, per_step = answer.generation, _tokens_per_step(answer.generation)
-    rate = len(made.token_ids) / answer.duration
-    steps = f"{made.num_steps} steps, {per_step:.2f} tokens a step" if per_step else "no step"
-    return (
-        f"{len(made.token_ids)} tokens in {answer.duration:.1f} s ({rate:.1f} tokens/s), {steps}, {made.finish_reason}"
-    )
-
-
 def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> dict[str, Any]:
     """The JSON of one text, with the names of the contract."""
     from medusa_cli.assemble import find_heads
@@ -306,7 +207,7 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
         "completion_tokens": len(made.token_ids),
         "finish_reason": made.finish_reason,
         "num_steps": made.num_steps,
-        "tokens_per_step": _tokens_per_step(made),
+        "tokens_per_step": answer.tokens_per_step,
         "output_throughput": len(made.token_ids) / answer.duration,
         "duration": answer.duration,
         "acceptance": type(parts.rule).__name__.lower(),
