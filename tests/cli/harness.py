@@ -70,6 +70,8 @@ def start(*args: object, **environment: str) -> subprocess.Popen[str]:
         cwd=ROOT,
         env=os.environ | environment,
         start_new_session=True,
+        # a shell's background job ignores interrupts, and so would all it starts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
