@@ -79,9 +79,10 @@ def test_a_check_passes_where_the_texts_are_the_same(generate: Medusa) -> None:
 def test_a_check_that_finds_a_difference_exits_3_after_the_text(
     generate: Medusa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from medusa_cli.cli import generate as module
+    from medusa_cli.decode import loop
 
-    monkeypatch.setattr(module, "_plainly", lambda *_: [1, 2, 3])
+    other = loop.Generation([1, 2, 3], "length", [1, 1], [1, 1])
+    monkeypatch.setattr(loop, "collect", lambda *_: [other])
     done = generate(PROMPT, "--check")
     assert done.code == 3
     assert "error: the text differs from plain decoding at token 0" in done.err
@@ -219,3 +220,35 @@ def test_ends_can_be_put_off_or_ignored(generate: Medusa, tiny: Path, medusa: Me
     later = document("--min-new-tokens", 20)
     assert len(later["token_ids"]) >= 20
     assert text[6] not in later["token_ids"][:20]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_prompts_written_side_by_side_are_shown_in_their_order(
+    generate: Medusa, heads: Path, tmp_path: Path, batch_size: int
+) -> None:
+    lines = (heads / "written" / "prompts.jsonl").read_text().splitlines()[:5]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    alone = [generate(json.loads(line)["prompt"], "--json").document for line in lines]
+    args = ("--prompt-file", tmp_path / "prompts.jsonl", "--batch-size", batch_size)
+    documents = generate(*args, "--json", "--check").document
+    for found, wanted in zip(documents, alone, strict=True):
+        for name in ("prompt", "text", "token_ids", "prompt_tokens", "finish_reason"):
+            assert found[name] == wanted[name]
+    for stream in ("--stream", "--no-stream"):
+        shown = generate(*args, stream)
+        assert shown.out == "".join(one["text"] + "\n" for one in alone)
+        assert [line.partition(" tokens in ")[0] for line in shown.err.splitlines()] == [
+            str(one["completion_tokens"]) for one in alone
+        ]
+
+
+def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(generate: Medusa, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("sea\n" * 3)
+    import medusa_cli.decode.room
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(medusa_cli.decode.room, "free_bytes", lambda device: 1000)
+        refused = generate("--prompt-file", tmp_path / "prompts.txt")
+    assert (refused.code, refused.out) == (1, "")
+    assert "3 texts of up to 128 tokens at once need " in refused.err
+    assert refused.err.count(" hint: write fewer at once (--batch-size)") == 1
