@@ -10,7 +10,7 @@ from tests.bench.fakes_bench import prompts
 
 
 def _trial(arm: str, ids: list[int]) -> Trial:
-    return Trial(arm, prompts(1)[0], 0, Reply(ids, "length", 0, [], []), 1.0)
+    return Trial(arm, prompts(1)[0], 0, Reply(ids, "length", 0, [], []), 1.0, 1.0)
 
 
 def _pair(ours: list[int], theirs: list[int], logits: list[float], dtype: str = "float32", arm: str = "greedy"):
