@@ -81,7 +81,7 @@ def _decode(
     watches: Sequence[Watch],
 ) -> Iterator[Gain]:
     waiting = iter(enumerate(prompts))
-    rows = Rows(parts.target.new_cache(max_rows, capacity=0))
+    rows = Rows(parts.target.new_cache(max_rows, capacity=0), parts.shaping)
     while True:
         free = max_rows - len(rows.active)
         joining = list(islice(waiting, free)) if free >= join_at or not rows.active else []
@@ -89,7 +89,7 @@ def _decode(
             yield from _join(parts, rows, [_new_row(key, prompt, limits, parts.seed) for key, prompt in joining])
         if rows.active:
             before = list(rows.active)
-            step = take_step(parts.target, parts.drafter, parts.rule, rows, parts.shaping)
+            step = take_step(parts.target, parts.drafter, parts.rule, rows)
             for watch in watches:
                 watch.after(rows, step)
             for index, row in enumerate(before):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from medusa_cli.acceptance.draws import uniform_of
+from medusa_cli.acceptance.shaping import Shaping
 from medusa_cli.contracts import Context, Draft, Seen, Step, Uniform, Verdict
 from medusa_cli.target.cache import TreeCache
 
@@ -87,8 +88,9 @@ class Row:
 class Rows:
     """The rows of one run and the state a step needs: their cache, roots and hidden states."""
 
-    def __init__(self, cache: TreeCache) -> None:
+    def __init__(self, cache: TreeCache, shaping: Shaping | None = None) -> None:
         self.cache = cache
+        self.shaping = shaping
         self.active: list[Row] = []
         self.root_B: Tensor | None = None
         self.hidden_BH: Tensor | None = None
@@ -106,6 +108,10 @@ class Rows:
         """Random numbers for the active rows."""
         assert self.root_B is not None
         return uniform_of([row.stream for row in self.active], self.root_B.device)
+
+    def shaped(self, logits_BNV: Tensor, draft: Draft) -> Tensor:
+        """The logits as generation settings ask; as they are where nothing is asked."""
+        return logits_BNV if self.shaping is None else self.shaping.nodes(logits_BNV, draft, self.active)
 
     def lend_prefix(self, joining: Sequence[Row]) -> None:
         """Give the rows that join the longest beginning that an active row shares with all of them.
