@@ -105,6 +105,14 @@ def test_progress_without_a_terminal_is_a_line_each_ten_seconds(capsys):
     ]
 
 
+def test_the_time_left_goes_by_what_this_run_has_done(capsys):
+    clock = Clock()
+    with Console(clock=clock).progress("train", 100, 90) as progress:
+        clock.now += 10
+        progress.advance(5)
+    assert capsys.readouterr().err.splitlines() == ["train", "train: 95/100, 0:10 left"]
+
+
 def test_a_short_job_logs_only_its_name(capsys):
     with Console(clock=Clock()).progress("load") as progress:
         progress.advance(0)

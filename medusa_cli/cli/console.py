@@ -27,8 +27,8 @@ class GateFailed(MedusaError):
 class Progress:
     """How far a long job is. `advance` is cheap enough for every step."""
 
-    def __init__(self, draw: Callable[[float, str], None]) -> None:
-        self.done = 0.0
+    def __init__(self, draw: Callable[[float, str], None], done: float = 0.0) -> None:
+        self.done = done
         self._draw = draw
 
     def advance(self, count: float = 1, note: str = "") -> None:
@@ -107,22 +107,25 @@ class Console:
         print_error(error.message, error.hint)
 
     @contextmanager
-    def progress(self, title: str, total: float | None = None) -> Iterator[Progress]:
-        """A bar with the time left on a terminal; elsewhere a line at the start and then at most one each 10 s."""
+    def progress(self, title: str, total: float | None = None, done: float = 0.0) -> Iterator[Progress]:
+        """A bar with the time left on a terminal; elsewhere a line at the start and then at most one each 10 s.
+
+        `done` units were done by an earlier run, and say nothing about the time that the others take.
+        """
         if self.quiet:
-            yield Progress(lambda done, note: None)
+            yield Progress(lambda done, note: None, done)
         elif sys.stderr.isatty():
-            with _bar(title, total) as (draw, print_above):
+            with _bar(title, total, done) as (draw, print_above):
                 self._print_above_bar = print_above
                 try:
-                    yield Progress(draw)
+                    yield Progress(draw, done)
                 finally:
                     self._print_above_bar = None
         else:
-            yield Progress(self._lines(title, total))
+            yield Progress(self._lines(title, total, done), done)
 
-    def _lines(self, title: str, total: float | None) -> Callable[[float, str], None]:
-        """Draws progress as sparse lines of log."""
+    def _lines(self, title: str, total: float | None, before: float) -> Callable[[float, str], None]:
+        """Draws progress as sparse lines of log; `before` is what an earlier run had done."""
         start = last = self._clock()
 
         def draw(done: float, note: str) -> None:
@@ -133,8 +136,8 @@ class Console:
                 return
             last = now
             parts = [f"{title}: {done:g}" if total is None else f"{title}: {done:g}/{total:g}"]
-            if total is not None and 0 < done < total:
-                parts.append(f"{_duration((now - start) * (total - done) / done)} left")
+            if total is not None and before < done < total:
+                parts.append(f"{_duration((now - start) * (total - done) / (done - before))} left")
             self._log(", ".join(parts + [note] * bool(note)))
 
         self._log(title)
@@ -193,7 +196,9 @@ def write_result(file: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _bar(title: str, total: float | None) -> Iterator[tuple[Callable[[float, str], None], Callable[[str], None]]]:
+def _bar(
+    title: str, total: float | None, done: float
+) -> Iterator[tuple[Callable[[float, str], None], Callable[[str], None]]]:
     """A rich bar on stderr: how to redraw it, and how to print a line above it."""
     from rich.console import Console as RichConsole
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -210,7 +215,7 @@ def _bar(title: str, total: float | None) -> Iterator[tuple[Callable[[float, str
     # the command's own stdout is the result: rich must not redirect it into the bar's stream
     bar = RichProgress(*columns, console=RichConsole(stderr=True), transient=True, redirect_stdout=False)
     with bar:
-        task = bar.add_task(title, total=total, note="")
+        task = bar.add_task(title, total=total, completed=done, note="")
         yield (
             lambda done, note: bar.update(task, completed=done, note=note),
             lambda line: bar.console.print(Text(line), soft_wrap=True),

@@ -172,7 +172,7 @@ class _Watch:
 
     def on_data(self, stage: str, done: int, total: int, tokens: int) -> None:
         """Samples of a data stage."""
-        progress = self._open(stage, total)
+        progress = self._open(stage, total, done)
         progress.advance(done - progress.done, f"{tokens:,} tokens")
 
     def on_event(self, event: "Event") -> None:
@@ -183,7 +183,7 @@ class _Watch:
         if event.kind == "eval":
             self.say(f"step {event.step}: held-out loss {event.loss:.3f}, right at first guess by head: {accuracy}")
             return
-        progress = self._open("training", event.total_steps)
+        progress = self._open("training", event.total_steps, event.step)
         note = f"loss {event.loss:.3f}  heads {accuracy}  {event.examples_per_second:,.0f} tokens/s"
         progress.advance(event.step - progress.done, note)
 
@@ -191,10 +191,10 @@ class _Watch:
         """A sentence."""
         self._console.info(text)
 
-    def _open(self, stage: str, total: int) -> Progress:
+    def _open(self, stage: str, total: int, done: int) -> Progress:
         if stage != self._stage or self._progress is None:
             self._close()
-            self._stage, self._bar = stage, self._console.progress(stage, total)
+            self._stage, self._bar = stage, self._console.progress(stage, total, done)
             self._progress = self._bar.__enter__()
         return self._progress
 
