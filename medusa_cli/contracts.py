@@ -82,8 +82,8 @@ class Step:
     hidden_BDH: Tensor
 
 
-Uniform = Callable[[int, int], Tensor]
-"""(rows, count) -> numbers in [0, 1) [rows, count], each row's from a stream of its own"""
+Uniform = Callable[[int], Tensor]
+"""(places) -> numbers in [0, 1) [rows, places] that decide the next tokens of each row's text"""
 
 
 class Drafter(Protocol):

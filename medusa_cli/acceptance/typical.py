@@ -9,7 +9,7 @@ Shape letters: B rows, N tree nodes, V vocabulary.
 import torch
 from torch import Tensor
 
-from medusa_cli.acceptance.draws import draw
+from medusa_cli.acceptance.draws import at_nodes, draw
 from medusa_cli.acceptance.path import log_chances, verdict_of
 from medusa_cli.contracts import Draft, Uniform, Verdict
 
@@ -31,7 +31,7 @@ class Typical:
     def first(self, logits_BV: Tensor, uniform: Uniform) -> Tensor:
         """A draw from the tokens that are likely enough."""
         p_B1V = self._probabilities(logits_BV[:, None])
-        return _draw(p_B1V, self._least(p_B1V), uniform)[:, 0]
+        return _draw(p_B1V, self._least(p_B1V), uniform(1))[:, 0]
 
     def accept(self, draft: Draft, logits_BNV: Tensor, uniform: Uniform) -> Verdict:
         """The deepest path of likely guesses, and a likely token after it."""
@@ -40,7 +40,7 @@ class Typical:
         logp_BN = log_chances(draft, p_BNV)
         parents_BN = draft.tree.parents_XN.expand(len(p_BNV), -1)
         right_BN = logp_BN > least_BN.gather(1, parents_BN).log()
-        return verdict_of(draft, right_BN, _draw(p_BNV, least_BN, uniform), logp_BN)
+        return verdict_of(draft, right_BN, _draw(p_BNV, least_BN, at_nodes(uniform, draft.tree)), logp_BN)
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         return (logits.float() / self.temperature).softmax(-1)
@@ -51,9 +51,8 @@ class Typical:
         return (self.alpha * torch.exp(-entropy)).clamp(max=self.threshold)
 
 
-def _draw(p_BNV: Tensor, least_BN: Tensor, uniform: Uniform) -> Tensor:
+def _draw(p_BNV: Tensor, least_BN: Tensor, uniform_BN: Tensor) -> Tensor:
     """A token above `least` for each distribution; the best one where none is [B, N]."""
     best_BN1 = p_BNV.amax(-1, keepdim=True)
     kept_BNV = p_BNV.masked_fill((p_BNV <= least_BN[..., None]) & (p_BNV < best_BN1), 0)
-    num_rows, num_nodes, _ = p_BNV.shape
-    return draw(kept_BNV.flatten(0, 1), uniform(num_rows, num_nodes).flatten()).view(num_rows, num_nodes)
+    return draw(kept_BNV.flatten(0, 1), uniform_BN.flatten()).view_as(uniform_BN)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from medusa_cli.acceptance.draws import stream_of, uniform_of
+from medusa_cli.acceptance.draws import Stream, uniform_of
 from medusa_cli.acceptance.shaping import Shaping
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.decode.debug import Watch, watching
@@ -121,7 +121,7 @@ def _new_row(key: int, prompt: Sequence[int], limits: Limits, seed: int) -> Row:
             f"the prompt has {len(prompt)} tokens; the model's context holds {limits.context_limit}",
             "shorten the prompt: at least one position must be left to write to",
         )
-    return Row(key, list(prompt), len(prompt), limits, stream_of(seed, key))
+    return Row(key, list(prompt), len(prompt), limits, Stream(seed, key))
 
 
 @torch.inference_mode()
@@ -132,9 +132,8 @@ def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
     logits_BV = seen.logits_BNV[:, 0]
     if parts.shaping is not None:
         logits_BV = parts.shaping.first(logits_BV, joining)
-    rows.admit(
-        joining, seen, parts.rule.first(logits_BV, uniform_of([row.stream for row in joining], logits_BV.device))
-    )
+    uniform = uniform_of([row.stream for row in joining], [0] * len(joining), logits_BV.device)
+    rows.admit(joining, seen, parts.rule.first(logits_BV, uniform))
     parts.drafter.start(rows.context)
     return seen.hidden_BNH
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from medusa_cli.acceptance.draws import uniform_of
+from medusa_cli.acceptance.draws import Stream, uniform_of
 from medusa_cli.acceptance.shaping import Shaping
 from medusa_cli.contracts import Context, Draft, Seen, Step, Uniform, Verdict
 from medusa_cli.target.cache import TreeCache
@@ -54,7 +54,7 @@ class Row:
     tokens: list[int]
     prompt_tokens: int
     limits: Limits
-    stream: torch.Generator = field(default_factory=torch.Generator)
+    stream: Stream = field(default_factory=Stream)
     finish_reason: Literal["stop", "length"] | None = None
     kept: list[int] = field(default_factory=list)
     num_nodes: list[int] = field(default_factory=list)
@@ -107,7 +107,8 @@ class Rows:
     def uniform(self) -> Uniform:
         """Random numbers for the active rows."""
         assert self.root_B is not None
-        return uniform_of([row.stream for row in self.active], self.root_B.device)
+        places = [len(row.tokens) - row.prompt_tokens for row in self.active]
+        return uniform_of([row.stream for row in self.active], places, self.root_B.device)
 
     def shaped(self, logits_BNV: Tensor, draft: Draft) -> Tensor:
         """The logits as generation settings ask; as they are where nothing is asked."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from medusa_cli.acceptance.typical import Typical
-from medusa_cli.contracts import Draft
+from medusa_cli.contracts import Draft, Uniform
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.trees.tree import TokenTree
@@ -16,8 +16,9 @@ from tests.fakes import DRAFTERS, NUM_NEW, SHAPES, known, target_of, tiny_model
 VOCAB = 6
 
 
-def uniform(num_rows: int, count: int) -> Tensor:
-    return torch.rand(num_rows, count, dtype=torch.float64, generator=torch.Generator().manual_seed(num_rows))
+def uniform_for(num_rows: int) -> Uniform:
+    rng = torch.Generator().manual_seed(num_rows)
+    return lambda count: torch.rand(num_rows, count, dtype=torch.float64, generator=rng)
 
 
 def logits_of(p_NV: list[list[float]]) -> Tensor:
@@ -31,15 +32,15 @@ def test_a_guess_is_kept_when_it_is_likelier_than_the_rule_asks() -> None:
         least = min(threshold, alpha * math.exp(-entropy))
         for token, p in enumerate(p_V):
             draft = Draft(torch.tensor([[4, token]]), TokenTree.chain(1))
-            verdict = Typical(1.0, threshold, alpha).accept(draft, logits_of([p_V, p_V]), uniform)
+            verdict = Typical(1.0, threshold, alpha).accept(draft, logits_of([p_V, p_V]), uniform_for(1))
             assert verdict.kept_B.tolist() == [2 if p > least else 1], (threshold, alpha, token)
 
 
 def test_a_temperature_flattens_what_is_likely() -> None:
     p_V = [0.9, 0.05, 0.02, 0.01, 0.01, 0.01]
     draft = Draft(torch.tensor([[4, 1]]), TokenTree.chain(1))
-    assert Typical(1.0, 0.09, 1.0).accept(draft, logits_of([p_V, p_V]), uniform).kept_B.tolist() == [1]
-    assert Typical(3.0, 0.09, 1.0).accept(draft, logits_of([p_V, p_V]), uniform).kept_B.tolist() == [2]
+    assert Typical(1.0, 0.09, 1.0).accept(draft, logits_of([p_V, p_V]), uniform_for(1)).kept_B.tolist() == [1]
+    assert Typical(3.0, 0.09, 1.0).accept(draft, logits_of([p_V, p_V]), uniform_for(1)).kept_B.tolist() == [2]
 
 
 def test_the_deepest_path_wins_and_between_equals_the_likeliest() -> None:
@@ -49,21 +50,23 @@ def test_the_deepest_path_wins_and_between_equals_the_likeliest() -> None:
     likely, unlikely = [1e-6, 1e-6, 1e-6, 0.9, 0.1, 1e-6], [0.9, 0.1, 1e-6, 1e-6, 1e-6, 1e-6]
     rule = Typical(1.0)
     after = [root, likely, likely, likely, root, root, root]
-    assert rule.accept(draft, logits_of(after), uniform).path_BD.tolist() == [[0, 1, 4]]
+    assert rule.accept(draft, logits_of(after), uniform_for(1)).path_BD.tolist() == [[0, 1, 4]]
     after[1] = unlikely
-    assert rule.accept(draft, logits_of(after), uniform).path_BD.tolist() == [[0, 2, 5]]
+    assert rule.accept(draft, logits_of(after), uniform_for(1)).path_BD.tolist() == [[0, 2, 5]]
     after[2] = after[3] = unlikely
-    assert rule.accept(draft, logits_of(after), uniform).path_BD.tolist() == [[0, 1, -1]]
+    assert rule.accept(draft, logits_of(after), uniform_for(1)).path_BD.tolist() == [[0, 1, -1]]
 
 
 def test_what_follows_is_drawn_from_what_is_likely_enough() -> None:
     p_V = [0.45, 0.4, 0.05, 0.05, 0.03, 0.02]
     rule = Typical(1.0, 0.3, 10.0)
-    drawn = rule.first(logits_of([p_V] * 2000)[0], uniform)
+    drawn = rule.first(logits_of([p_V] * 2000)[0], uniform_for(2000))
     assert set(drawn.tolist()) == {0, 1}
     assert (drawn == 0).float().mean().item() == pytest.approx(0.45 / 0.85, abs=0.04)
     # where nothing is likely enough the best token is left
-    assert rule.first(logits_of([[0.2, 0.16, 0.16, 0.16, 0.16, 0.16]] * 50)[0], uniform).unique().tolist() == [0]
+    assert rule.first(logits_of([[0.2, 0.16, 0.16, 0.16, 0.16, 0.16]] * 50)[0], uniform_for(50)).unique().tolist() == [
+        0
+    ]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -78,7 +81,7 @@ def test_padding_is_never_kept() -> None:
     tree = TokenTree(torch.tensor([[0, 0, 0]]), torch.tensor([[0, 0, 0]]), torch.tensor([[True, True, False]]))
     draft = Draft(torch.tensor([[4, 5, 0]]), tree)
     p_V = [0.9, 0.06, 0.01, 0.01, 0.01, 0.01]
-    assert Typical(1.0).accept(draft, logits_of([p_V] * 3), uniform).kept_B.tolist() == [1]
+    assert Typical(1.0).accept(draft, logits_of([p_V] * 3), uniform_for(1)).kept_B.tolist() == [1]
 
 
 def test_typical_says_that_it_is_not_exact() -> None:

@@ -1,18 +1,33 @@
-"""Law 2 on a model: texts sampled with guesses come with the model's own chances.
+"""Law 2 on a model: texts sampled with guesses come with the model's own chances, and are those sampled without.
 
 The tests of the rule itself are in tests/acceptance, on logits made by hand.
 """
 
+import functools
+
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor
 
+from medusa_cli.acceptance.draws import Stream
 from medusa_cli.acceptance.lossless import Lossless
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.trees.tree import TokenTree
-from tests.fakes import VOCAB, follows, prompt_of, target_of, tiny_model
+from tests.fakes import (
+    DRAFTERS,
+    NUM_NEW,
+    PROMPT_LENGTHS,
+    SHAPES,
+    SPARE,
+    VOCAB,
+    follows,
+    prompt_of,
+    target_of,
+    tiny_model,
+)
 
 PROMPT = prompt_of(6)
 RULE = Lossless(temperature=4.0, top_p=1.0, top_k=3)
@@ -57,3 +72,64 @@ def test_every_text_of_three_tokens_comes_with_its_own_chance(seed: int) -> None
             law[first, second] = pair * chances([*PROMPT, first, second])
     texts_M3 = torch.tensor([each.token_ids for each in found])
     assert follows((texts_M3 * torch.tensor([VOCAB**2, VOCAB, 1])).sum(-1), law.flatten())
+
+
+# --- token by token ---
+
+SEED = 5
+RULES = {"plain": (1.0, 1.0, 0), "warm": (0.8, 0.9, 0), "hot": (1.5, 0.95, 20), "sharp": (0.3, 1.0, 5)}
+cached_target = functools.cache(lambda name, runner: target_of(tiny_model(name), "eager", runner))
+
+
+@functools.cache
+def sampled_of(name: str, key: int, settings: tuple[float, float, int]) -> list[int]:
+    """A text sampled with the library's forward and warpers alone, one token after the other."""
+    temperature, top_p, top_k = settings
+    warpers = hf.LogitsProcessorList([hf.TemperatureLogitsWarper(temperature)])
+    warpers += [hf.TopKLogitsWarper(top_k)] if top_k else []
+    warpers += [hf.TopPLogitsWarper(top_p)] if top_p < 1 else []
+    ids = torch.tensor([prompt_of(PROMPT_LENGTHS[key])])
+    for number in Stream(SEED, key).numbers(0, NUM_NEW + SPARE):
+        p_V = warpers(ids, tiny_model(name)(ids).logits[:, -1].float()).softmax(-1)[0].double()
+        token = int((p_V.cumsum(0) <= number).sum())
+        ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
+    return ids[0, PROMPT_LENGTHS[key] :].tolist()
+
+
+def assert_sampled_alike(name: str, settings: tuple[float, float, int], drafter: str, shape: str, runner: str) -> None:
+    """The texts of three rows, side by side and alone, are those sampled without guesses."""
+    prompts = [prompt_of(length) for length in PROMPT_LENGTHS]
+    wanted = [sampled_of(name, key, settings) for key in range(len(prompts))]
+    texts = [prompt + answer for prompt, answer in zip(prompts, wanted, strict=True)]
+    for num_rows in (1, 3):
+        guesses = DRAFTERS[drafter](texts, SHAPES[shape])
+        parts = Parts(cached_target(name, runner), guesses, Lossless(*settings), seed=SEED)
+        found = collect(parts, prompts, Limits(NUM_NEW), max_rows=num_rows)
+        assert [each.token_ids for each in found] == [answer[:NUM_NEW] for answer in wanted]
+
+
+@pytest.mark.parametrize("settings", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_seed_samples_one_text_whatever_is_guessed(
+    drafter: str, shape: str, settings: tuple[float, float, int]
+) -> None:
+    # vllm#16077: another tree, another text
+    assert_sampled_alike("llama", settings, drafter, shape, "eager")
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "qwen3_moe", "gpt2"])
+def test_a_seed_samples_one_text_on_every_kind_of_model(name: str) -> None:
+    assert_sampled_alike(name, RULES["warm"], "random", "dynamic", "packed")
+
+
+def test_texts_of_one_run_have_numbers_of_their_own() -> None:
+    streams = [Stream(seed, key) for seed in (0, 1) for key in range(3)]
+    assert len({tuple(stream.numbers(0, 4)) for stream in streams}) == len(streams)
+
+
+def test_a_place_keeps_its_number_however_it_is_asked_for() -> None:
+    once, piecewise = Stream(1), Stream(1)
+    numbers = once.numbers(0, 9)
+    assert [piecewise.numbers(place, 3)[0] for place in range(7)] == numbers[:7]
+    assert piecewise.numbers(4, 5) == numbers[4:]
