@@ -14,7 +14,8 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits, Row
 from medusa_cli.errors import RecipeError
 from medusa_cli.trees.tree import TokenTree
-from tests.fakes import DRAFTERS, SHAPES, VOCAB, prompt_of, target_of, tiny_model
+from tests.fakes import DRAFTERS, SHAPES
+from tests.tiny_models import VOCAB, prompt_of, target_of, tiny_model
 
 CPU = torch.device("cpu")
 NUM_NEW = 14

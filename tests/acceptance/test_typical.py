@@ -11,7 +11,8 @@ from medusa_cli.contracts import Draft, Uniform
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.trees.tree import TokenTree
-from tests.fakes import DRAFTERS, NUM_NEW, SHAPES, known, target_of, tiny_model
+from tests.fakes import DRAFTERS, SHAPES
+from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
 VOCAB = 6
 

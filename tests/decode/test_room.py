@@ -11,7 +11,7 @@ from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
 from medusa_cli.target.cache import TreeCache
-from tests.fakes import prompt_of, target_of, tiny_model
+from tests.tiny_models import prompt_of, target_of, tiny_model
 
 TARGET = target_of(tiny_model("llama"))
 

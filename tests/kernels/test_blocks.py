@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from medusa_cli.kernels.blocks import FEW_ROWS, BlockLinear, find_blocks
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear
-from tests.fakes import on_grid
+from tests.tiny_models import on_grid
 
 KINDS = {
     GGMLQuantizationType.Q4_0: 4,

@@ -13,11 +13,10 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.target.model import Target
-from tests.fakes import (
+from tests.fakes import DRAFTERS, SHAPES
+from tests.tiny_models import (
     ARCHITECTURES,
-    DRAFTERS,
     NUM_NEW,
-    SHAPES,
     SPARE,
     greedy_of,
     known,

@@ -7,7 +7,6 @@ import functools
 
 import pytest
 import torch
-import transformers as hf
 from torch import Tensor
 
 from medusa_cli.acceptance.draws import Stream
@@ -16,18 +15,8 @@ from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.trees.tree import TokenTree
-from tests.fakes import (
-    DRAFTERS,
-    NUM_NEW,
-    PROMPT_LENGTHS,
-    SHAPES,
-    SPARE,
-    VOCAB,
-    follows,
-    prompt_of,
-    target_of,
-    tiny_model,
-)
+from tests.fakes import DRAFTERS, SHAPES, follows
+from tests.tiny_models import NUM_NEW, SAMPLED, SEED, VOCAB, prompt_of, sampled, target_of, tiny_model
 
 PROMPT = prompt_of(6)
 RULE = Lossless(temperature=4.0, top_p=1.0, top_k=3)
@@ -76,36 +65,18 @@ def test_every_text_of_three_tokens_comes_with_its_own_chance(seed: int) -> None
 
 # --- token by token ---
 
-SEED = 5
-RULES = {"plain": (1.0, 1.0, 0), "warm": (0.8, 0.9, 0), "hot": (1.5, 0.95, 20), "sharp": (0.3, 1.0, 5)}
+RULES = {"plain": (1.0, 1.0, 0), "warm": SAMPLED, "hot": (1.5, 0.95, 20), "sharp": (0.3, 1.0, 5)}
 cached_target = functools.cache(lambda name, runner: target_of(tiny_model(name), "eager", runner))
-
-
-@functools.cache
-def sampled_of(name: str, key: int, settings: tuple[float, float, int]) -> list[int]:
-    """A text sampled with the library's forward and warpers alone, one token after the other."""
-    temperature, top_p, top_k = settings
-    warpers = hf.LogitsProcessorList([hf.TemperatureLogitsWarper(temperature)])
-    warpers += [hf.TopKLogitsWarper(top_k)] if top_k else []
-    warpers += [hf.TopPLogitsWarper(top_p)] if top_p < 1 else []
-    ids = torch.tensor([prompt_of(PROMPT_LENGTHS[key])])
-    for number in Stream(SEED, key).numbers(0, NUM_NEW + SPARE):
-        p_V = warpers(ids, tiny_model(name)(ids).logits[:, -1].float()).softmax(-1)[0].double()
-        token = int((p_V.cumsum(0) <= number).sum())
-        ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
-    return ids[0, PROMPT_LENGTHS[key] :].tolist()
 
 
 def assert_sampled_alike(name: str, settings: tuple[float, float, int], drafter: str, shape: str, runner: str) -> None:
     """The texts of three rows, side by side and alone, are those sampled without guesses."""
-    prompts = [prompt_of(length) for length in PROMPT_LENGTHS]
-    wanted = [sampled_of(name, key, settings) for key in range(len(prompts))]
-    texts = [prompt + answer for prompt, answer in zip(prompts, wanted, strict=True)]
+    texts = sampled(name, settings)
     for num_rows in (1, 3):
-        guesses = DRAFTERS[drafter](texts, SHAPES[shape])
+        guesses = DRAFTERS[drafter](texts.texts, SHAPES[shape])
         parts = Parts(cached_target(name, runner), guesses, Lossless(*settings), seed=SEED)
-        found = collect(parts, prompts, Limits(NUM_NEW), max_rows=num_rows)
-        assert [each.token_ids for each in found] == [answer[:NUM_NEW] for answer in wanted]
+        found = collect(parts, texts.prompts, Limits(NUM_NEW), max_rows=num_rows)
+        assert [each.token_ids for each in found] == texts.wanted(3)
 
 
 @pytest.mark.parametrize("settings", RULES.values(), ids=RULES)
@@ -120,7 +91,7 @@ def test_a_seed_samples_one_text_whatever_is_guessed(
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text", "qwen3_moe", "gpt2"])
 def test_a_seed_samples_one_text_on_every_kind_of_model(name: str) -> None:
-    assert_sampled_alike(name, RULES["warm"], "random", "dynamic", "packed")
+    assert_sampled_alike(name, SAMPLED, "random", "dynamic", "packed")
 
 
 def test_texts_of_one_run_have_numbers_of_their_own() -> None:

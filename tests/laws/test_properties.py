@@ -17,7 +17,8 @@ from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, decode, generation_of
 from medusa_cli.decode.rows import Limits
 from medusa_cli.trees.tree import TokenTree
-from tests.fakes import NUM_NEW, SPARE, VOCAB, KnowingDrafter, known, target_of, tiny_model
+from tests.fakes import KnowingDrafter
+from tests.tiny_models import NUM_NEW, SPARE, VOCAB, known, target_of, tiny_model
 
 NAMES = ("llama", "mistral", "gemma3_text", "gpt2")
 LENGTHS = (1, 5, 9, 17, 2, 11)

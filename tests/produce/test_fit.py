@@ -10,7 +10,7 @@ from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.produce import cost, fit
 from medusa_cli.produce.cost import measure_step_cost
 from medusa_cli.train.measure import PathCounts
-from tests.fakes import target_of, tiny_model
+from tests.tiny_models import target_of, tiny_model
 
 PATHS = PathCounts(10, Counter({(0,): 6, (1,): 3, (0, 0): 4, (0, 1): 1}))
 FLAT = {1: 1.0, 8: 1.0}
