@@ -1,13 +1,16 @@
 """Texts being written for `medusa generate`: several at once, shown in the order of their prompts."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from medusa_cli.cli.console import Console
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from medusa_cli.bench.compare import Difference
     from medusa_cli.data.conversations import Message
     from medusa_cli.decode.loop import Generation, Parts
     from medusa_cli.decode.rows import FindStop, Limits
@@ -30,14 +33,14 @@ class Wish:
 
 @dataclass(frozen=True)
 class Answer:
-    """One text and what it took; `plain_ids` when it was decoded plainly as well."""
+    """One text and what it took; `difference` to its plain decoding, where that was asked for and found one."""
 
     prompt: str
     prompt_tokens: int
     text: str
     generation: "Generation"
     duration: float
-    plain_ids: list[int] | None
+    difference: "Difference | None" = None
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -56,10 +59,9 @@ class Answer:
 
 def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wish, console: Console) -> list[Answer]:
     """Decode every prompt, `batch_size` at once. Raises DataError for one that can't be asked, before any is."""
-    from medusa_cli.decode.loop import collect, decode, generation_of
+    from medusa_cli.decode.loop import decode, generation_of
     from medusa_cli.decode.room import check_room
     from medusa_cli.decode.text import TextStream
-    from medusa_cli.drafters.none import NoDrafter
 
     prompts = [_ids_of(parts.target, messages, wish.chat) for messages in asked]
     limits = _limits(parts.target, wish)
@@ -75,12 +77,43 @@ def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wi
             turns.take(key, text.stream.flush())
             duration = time.perf_counter() - text.begun
             question, made = asked[key][-1].content, generation_of(gain.row)
-            answers[key] = Answer(question, len(prompts[key]), "".join(text.pieces), made, duration, None)
+            answers[key] = Answer(question, len(prompts[key]), "".join(text.pieces), made, duration)
             turns.end(key, answers[key].summary)
-    if wish.check:
-        plain = collect(replace(parts, drafter=NoDrafter()), prompts, limits, rows)
-        return [replace(answers[key], plain_ids=plain[key].token_ids) for key in range(len(prompts))]
-    return [answers[key] for key in range(len(prompts))]
+    written = [answers[key] for key in range(len(prompts))]
+    return _checked(parts, prompts, written, limits, rows) if wish.check else written
+
+
+def _checked(
+    parts: "Parts", prompts: Sequence[list[int]], written: Sequence[Answer], limits: "Limits", max_rows: int
+) -> list[Answer]:
+    """The answers with where each differs from plain decoding."""
+    from medusa_cli.bench.compare import difference
+    from medusa_cli.decode.loop import collect
+    from medusa_cli.drafters.none import NoDrafter
+
+    plain = collect(replace(parts, drafter=NoDrafter()), prompts, limits, max_rows)
+    return [
+        replace(answer, difference=difference(
+            answer.generation.token_ids, alone.token_ids, parts.target.dtype_name, _deciding(parts, prompt, limits)
+        ))
+        for prompt, answer, alone in zip(prompts, written, plain, strict=True)
+    ]  # fmt: skip
+
+
+def _deciding(parts: "Parts", prompt: list[int], limits: "Limits") -> "Callable[[list[int]], Tensor]":
+    """New ids after this prompt to the logits [V] that decide the next: by one plain forward, and reworked."""
+    import torch
+
+    from medusa_cli.decode.rows import Row
+
+    @torch.inference_mode()
+    def logits_after(new_ids: list[int]) -> "Tensor":
+        row = Row(0, [*prompt, *new_ids], len(prompt), limits)
+        seen = parts.target.prefill([row.tokens], parts.target.new_cache(1, len(row.tokens)))
+        logits_BV = seen.logits_BNV[:, 0]
+        return logits_BV[0] if parts.shaping is None else parts.shaping.first(logits_BV, [row])[0]
+
+    return logits_after
 
 
 def _ids_of(target: "Target", messages: "Sequence[Message]", chat: bool | None) -> list[int]:
