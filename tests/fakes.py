@@ -69,6 +69,8 @@ class KnowingDrafter:
     siblings are distinct, and padding nodes are as tempting as real ones.
     """
 
+    vocab_size = VOCAB
+
     def __init__(self, texts: Sequence[Sequence[int]], shape: MakeTree, seed: int = 0) -> None:
         self.texts = [list(text) for text in texts]
         self.shape = shape
@@ -89,7 +91,7 @@ class KnowingDrafter:
         places = tree.max_depth + 1
         truth_BD = torch.tensor([self._following(tokens, places) for tokens in context.tokens])
         shift_BD = torch.cat([torch.zeros(num_rows, 1, dtype=torch.long), self.shift(num_rows, places - 1)], dim=1)
-        tokens_BN = ((truth_BD + shift_BD).gather(1, depths_BN) + tree.ranks_XN) % VOCAB
+        tokens_BN = ((truth_BD + shift_BD).gather(1, depths_BN) + tree.ranks_XN) % self.vocab_size
         assert tokens_BN[:, 0].tolist() == context.root_B.tolist(), "the root is each row's last token"
         return Draft(tokens_BN, tree)
 
