@@ -14,8 +14,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import MedusaError
-from medusa_cli.formats.atomic import write_atomically
 
 SECONDS_BETWEEN_LINES = 10.0
 

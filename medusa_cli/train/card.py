@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
+from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
-from medusa_cli.formats.atomic import write_atomically
 from medusa_cli.train.measure import Accuracy
 
 _SHOWN_PATHS = 64

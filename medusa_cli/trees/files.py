@@ -17,6 +17,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import FormatError, MedusaError, TreeError
 from medusa_cli.trees.tree import TokenTree
 
@@ -63,20 +64,7 @@ def read_tree(file: Path) -> TokenTree:
 def write_tree(file: Path, tree: TokenTree, facts: Mapping[str, Any]) -> None:
     """Write a tree.json: the paths, then `facts` (such as expected_tokens). A kill leaves the old file or the new."""
     document = {"paths": [list(path) for path in tree.paths()], **facts}
-    write_atomically(file, (json.dumps(document) + "\n").encode())
-
-
-def write_atomically(file: Path, content: bytes) -> None:
-    """Put `content` in `file` by renaming a finished neighbour over it."""
-    neighbour = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        with neighbour.open("wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        neighbour.replace(file)
-    finally:
-        neighbour.unlink(missing_ok=True)
+    write_atomically(file, json.dumps(document) + "\n")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Trees as words and files, and what is said of those that are none."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -142,10 +143,10 @@ def test_a_failed_write_leaves_the_old_tree_and_nothing_else(tmp_path: Path, mon
     file = tmp_path / "tree.json"
     write_tree(file, TokenTree.chain(2), {})
 
-    def fail(self: Path, target: Path) -> None:
+    def fail(source: Path, target: Path) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(os, "replace", fail)
     with pytest.raises(OSError, match="disk full"):
         write_tree(file, TokenTree.chain(4), {})
     assert read_tree(file).paths() == [(0,), (0, 0)]
