@@ -17,6 +17,7 @@ from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.tokens import prompt_ids
 from medusa_cli.decode.loop import Generation, Parts, collect
+from medusa_cli.decode.room import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.recipe import TargetSettings
@@ -31,6 +32,7 @@ class Bench:
     encode         a question's text to prompt ids, the chat template included
     plain          text to ids without a template
     logits_after   ids to the target's logits [V] after them
+    check_room     prompts and how many are written at once; DataError when their cache can't fit into memory
     notes          sentences about settings that had to be made alike
     """
 
@@ -41,6 +43,7 @@ class Bench:
     encode: Callable[[str], list[int]]
     plain: Callable[[str], list[int]]
     logits_after: Callable[[list[int]], Tensor]
+    check_room: Callable[[Sequence[Sequence[int]], int], None]
     clock: Callable[[], float]
     notes: Sequence[str]
 
@@ -52,11 +55,12 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
     stop = StopRule(frozenset(target.stop_ids), max_new_tokens, target.context_limit)
     # A host clock can't time the parts of a step that are only queued on an accelerator.
     watch = Stopwatch(time.perf_counter) if on_cpu else None
+    limits = Limits(stop.max_new_tokens, stop.stop_ids, stop.context_limit)
     drafters: dict[str, Drafter] = {SUBJECT: load_drafter(choice, target)}
     if "greedy" in names:
         drafters["greedy"] = NoDrafter()
     arms: list[Arm] = [
-        LoopArm(name, _loop(target, drafter, Greedy(), stop, watch)) for name, drafter in drafters.items()
+        LoopArm(name, _loop(target, drafter, Greedy(), limits, watch)) for name, drafter in drafters.items()
     ]
     hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
     notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
@@ -70,13 +74,14 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
         plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
         logits_after=lambda ids: _logits_after(target, ids),
+        check_room=lambda prompts, num_rows: check_room(target, prompts, limits, num_rows, drafters[SUBJECT].size),
         clock=time.perf_counter if on_cpu else _device_clock(target.device),
         notes=sorted(notes),
     )
 
 
 def _loop(
-    target: Any, drafter: Any, rule: Any, stop: StopRule, watch: Stopwatch | None
+    target: Any, drafter: Any, rule: Any, limits: Limits, watch: Stopwatch | None
 ) -> Callable[[Sequence[list[int]]], list[Reply]]:
     """Our loop on a batch of prompts, its parts timed when there is a watch."""
     if watch is not None:
@@ -87,7 +92,6 @@ def _loop(
     def run(prompts: Sequence[list[int]]) -> list[Reply]:
         if watch is not None:
             watch.reset()
-        limits = Limits(stop.max_new_tokens, stop.stop_ids, stop.context_limit)
         written = collect(Parts(target, drafter, rule), prompts, limits, max_rows=len(prompts))
         return [_reply(one, watch, len(prompts)) for one in written]
 

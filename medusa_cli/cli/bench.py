@@ -150,6 +150,7 @@ def measure(asked: Asked, build: "Callable[[], Bench]", console: Console) -> dic
     notes += [f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in repeated(questions)]
     plan = Plan(asked.num_warmups, asked.repeats, bench.stop, asked.batch_size)
     rows = [BenchPrompt(question.id, question.category, tuple(bench.encode(question.text))) for question in questions]
+    bench.check_room([row.ids for row in rows], asked.batch_size)
     replies = (min(asked.num_warmups, len(rows)) + asked.repeats * len(rows)) * len(bench.arms)
     with console.progress("bench", replies) as bar:
         trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, total: bar.advance(done - bar.done))

@@ -26,7 +26,14 @@ def cache_bytes(
     return max_rows * columns * target.cache_bytes_per_token * layers // target.num_layers, columns
 
 
-def check_room(target: Target, prompts: Sequence[Sequence[int]], limits: Limits, max_rows: int, num_nodes: int) -> None:
+def check_room(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    max_rows: int,
+    num_nodes: int,
+    hint: str = "write fewer at once (--batch-size), or fewer tokens (--max-new-tokens)",
+) -> None:
     """Raise DataError, with the numbers, when the cache of a run would not fit into what is free now."""
     free = free_bytes(target.device)
     needed, columns = cache_bytes(target, prompts, limits, max_rows, num_nodes)
@@ -34,7 +41,7 @@ def check_room(target: Target, prompts: Sequence[Sequence[int]], limits: Limits,
         raise DataError(
             f"{max_rows} texts of up to {columns} tokens at once need {needed // _MIB:,} MiB for keys and values; "
             f"{free // _MIB:,} MiB are free",
-            "write fewer at once (--batch-size), or fewer tokens (--max-new-tokens)",
+            hint,
         )
 
 

@@ -27,6 +27,10 @@ class World:
         self.seconds = {"medusa": 1.0}
         self.plain = [1, 2, 3]
         self.built: list[tuple[Any, ...]] = []
+        self.asked_for_room: list[tuple[int, int]] = []
+
+    def check_room(self, prompts: Sequence[Sequence[int]], num_rows: int) -> None:
+        self.asked_for_room.append((len(prompts), num_rows))
 
     def build(self, settings: Any, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> build.Bench:
         self.built.append((settings, choice, list(names), max_new_tokens))
@@ -37,7 +41,7 @@ class World:
         ]  # fmt: skip
         return build.Bench(
             arms, RULE, SETUP, 32_000, lambda text: [1, 2], lambda text: list(self.plain),
-            lambda ids: torch.tensor([9.0, 0.0] * 20), self.clock, ["note: fakes."],
+            lambda ids: torch.tensor([9.0, 0.0] * 20), self.check_room, self.clock, ["note: fakes."],
         )  # fmt: skip
 
 
@@ -69,6 +73,11 @@ def test_json_prints_one_document_and_nothing_else_on_stdout(world: World, file:
     assert [row["id"] for row in report["arms"]["medusa"]["results"]] == ["q0", "q1", "q2", "q3"]
     assert set(report["arms"]["medusa"]["categories"]) == {"c0", "c1"}
     assert done.err == "bench\n"
+
+
+def test_room_for_the_cache_is_asked_for_before_anything_runs(world: World, file: Path) -> None:
+    assert _run("--prompts", file, "--batch-size", 3, "-q").code == 0
+    assert world.asked_for_room == [(4, 3)]
 
 
 def test_without_json_the_table_and_the_verdict_are_printed(world: World, file: Path) -> None:
