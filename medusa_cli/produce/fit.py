@@ -1,6 +1,6 @@
 """From trained heads to what is known of them: accuracies, the step's cost here, and the tree that pays most."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -22,10 +22,10 @@ from medusa_cli.trees.files import write_tree
 from medusa_cli.trees.tree import TokenTree
 
 NUM_RANKS = 32
-COST_CONTEXT, COST_REPEATS, DRAFT_REPEATS = 256, 7, 30
-# dynamic trees: those tried, what is replayed, and how much better than a fixed tree one has to be
+COST_CONTEXT, COST_REPEATS, DRAFT_REPEATS = 256, 21, 30
+# dynamic trees: those tried, what is replayed of them, and how near the best is as good
 SIZES, FLOORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32), (0.0, 0.03, 0.05, 0.07, 0.1, 0.14)
-BELIEF_RANKS, BELIEF_PLACES, WORTH_IT = 16, 4096, 1.01
+BELIEF_RANKS, BELIEF_PLACES, EQUAL = 16, 4096, 0.97
 _TYPICAL = DynamicShape(6, 0.05)
 SOURCE = "the target's own answers to held-out prompts of the training data"
 
@@ -56,30 +56,32 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
     drafter = MedusaDrafter(heads, TokenTree.chain(heads.config.num_heads))
     costs = measure_step_cost(target, drafter, max_nodes=largest + 1, context=COST_CONTEXT, repeats=COST_REPEATS)
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)
-    shape = None
+    shape: DynamicShape | None = None
     if recipe.tree.size is None and largest:
         drafts = measure_drafting(target, [drafter, DynamicMedusaDrafter(heads, _TYPICAL)], repeats=DRAFT_REPEATS)
         ranks = min(BELIEF_RANKS, heads.config.draft_vocab)
         beliefs = beliefs_at(heads, held_out, measurement.ranks, num_ranks=ranks, most=BELIEF_PLACES)
-        shape, moving = _choose_shape(beliefs, costs, drafts, largest)
-        if moving.speedup > choice.speedup * WORTH_IT:
-            choice = moving
-        else:
-            shape = None
+        choice, shape = _best([(choice, None), *_promises(beliefs, costs, drafts, largest)])
     measurement.save(folder, costs)
     _write(folder, tree, shape, choice, costs)
     return Fitted(measurement, tree, shape, choice)
 
 
-def _choose_shape(
+def _best(promises: Sequence[tuple[Choice, DynamicShape | None]]) -> tuple[Choice, DynamicShape | None]:
+    """The most tokens a second. Costs are noisy: of what is as good within EQUAL, the one with the fewest steps."""
+    fastest = max(choice.speedup for choice, _ in promises)
+    equals = [pair for pair in promises if pair[0].speedup >= fastest * EQUAL]
+    return max(equals, key=lambda pair: pair[0].expected_tokens)
+
+
+def _promises(
     beliefs: Beliefs, costs: Mapping[int, float], drafts: Sequence[float], largest: int
-) -> tuple[DynamicShape, Choice]:
-    """The dynamic shape that gains the most tokens a second, and what it promises.
+) -> Iterator[tuple[Choice, DynamicShape]]:
+    """What each dynamic shape promises.
 
     drafts   seconds of a fixed tree's draft, which costs include beyond one node, and of a dynamic one's
     """
     cost, (fixed, dynamic) = StepCost(costs), drafts
-    found: list[tuple[Choice, DynamicShape]] = []
     for size in (size for size in SIZES if size <= largest):
         for floor in FLOORS:
             shape = DynamicShape(size, floor)
@@ -89,9 +91,7 @@ def _choose_shape(
                 for nodes, count in played.sizes.items()
             )
             ratio = seconds / played.sizes.total() / cost.seconds(1)
-            found.append((Choice(size, played.tokens, ratio, played.tokens / ratio), shape))
-    choice, shape = max(found, key=lambda pair: pair[0].speedup)
-    return shape, choice
+            yield Choice(size, played.tokens, ratio, played.tokens / ratio), shape
 
 
 def _choose(paths: PathCounts, costs: Mapping[int, float], size: int | None, largest: int) -> tuple[TokenTree, Choice]:

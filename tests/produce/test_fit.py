@@ -11,6 +11,7 @@ from medusa_cli.produce import cost, fit
 from medusa_cli.produce.cost import measure_drafting, measure_step_cost
 from medusa_cli.train.beliefs import Beliefs, replay
 from medusa_cli.train.measure import PathCounts
+from medusa_cli.trees.build import Choice
 from medusa_cli.trees.dynamic import DynamicShape
 from tests.tiny_models import target_of, tiny_model
 
@@ -71,7 +72,6 @@ def test_a_model_of_few_positions_is_measured_with_fewer_tokens_before(monkeypat
 
 def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
     from medusa_cli.errors import TrainingError
-    from medusa_cli.trees.build import Choice
     from medusa_cli.trees.tree import TokenTree
 
     with pytest.raises(TrainingError, match="can't write to"):
@@ -99,12 +99,20 @@ def test_of_dynamic_shapes_the_one_that_gains_most_is_chosen() -> None:
     mixed = Beliefs(
         torch.cat([sure.logp_NKR, beliefs(0.05, 0).logp_NKR]), torch.cat([sure.ranks_NK, beliefs(0.05, 0).ranks_NK])
     )
-    shape, choice = fit._choose_shape(mixed, {1: 1.0, 2: 1.5, 3: 2.0, 8: 9.0}, (0.1, 0.1), largest=8)
+    costs = {1: 1.0, 2: 1.5, 3: 2.0, 8: 9.0}
+    choice, shape = fit._best(list(fit._promises(mixed, costs, (0.1, 0.1), largest=8)))
     assert shape.floor > 0.03, "guesses that are never right don't pay"
     assert choice.expected_tokens == pytest.approx(1.9)
     assert choice.cost_ratio == pytest.approx((1.1 + 2.0) / 2)
-    _, dear = fit._choose_shape(mixed, {1: 1.0, 2: 1.5, 3: 2.0, 8: 9.0}, (0.1, 0.9), largest=8)
+    dear, _ = fit._best(list(fit._promises(mixed, costs, (0.1, 0.9), largest=8)))
     assert dear.cost_ratio == pytest.approx((1.9 + 2.8) / 2)
+
+
+def test_of_trees_that_are_as_fast_the_one_with_the_fewest_steps_is_taken() -> None:
+    slow, few, many = Choice(9, 3.0, 2.0, 1.5), Choice(6, 2.0, 1.01, 1.98), Choice(3, 1.8, 0.9, 2.0)
+    shape = DynamicShape(6)
+    assert fit._best([(many, None), (few, shape), (slow, DynamicShape(9))]) == (few, shape)
+    assert fit._best([(many, None), (slow, shape)]) == (many, None)
 
 
 def test_drafters_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
