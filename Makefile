@@ -13,7 +13,7 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench bench-writing map docs clean
+.PHONY: help setup demo test lint type bench bench-writing exactness fuzz map docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,14 @@ bench: setup ## the table of docs/benchmarks.md; PROMPTS=file.jsonl for other pr
 
 bench-writing: setup ## the data stage's writer against transformers' batched generate
 	$(BIN)/python -m medusa_cli.produce.versus
+
+exactness: setup ## the table of docs/exactness.md: every architecture against transformers, token by token
+	$(BIN)/python -m tests.exactness_table
+
+# coverage-guided; it goes on until it is stopped, and its dashboard says what it found
+fuzz: setup ## look for files that crash the readers
+	$(BIN)/python -m pip install -c constraints.txt -e '.[fuzz]'
+	$(BIN)/hypothesis fuzz -- tests/fuzz
 
 map: setup ## each file of the package, in one line
 	@$(BIN)/python -m medusa_cli.cli.reference map

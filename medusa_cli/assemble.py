@@ -1,11 +1,14 @@
 """Names become objects, here and nowhere else: heads, drafters, trees and rules from what the command line says."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.lossless import Lossless
+from medusa_cli.acceptance.shaping import SAMPLING, Shaping, asked_of, shaping_of
+from medusa_cli.acceptance.typical import Typical
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
@@ -18,10 +21,20 @@ from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.dynamic import DynamicShape
-from medusa_cli.trees.files import parse_tree, read_measured, read_tree
+from medusa_cli.trees.files import parse_tree, read_measured, read_shape
 from medusa_cli.trees.tree import TokenTree
 
-__all__ = ["DrafterChoice", "check_choice", "find_heads", "lay_out_heads", "load_drafter", "load_rule", "load_target"]
+__all__ = [
+    "DrafterChoice",
+    "Sampling",
+    "check_choice",
+    "check_sampling",
+    "find_heads",
+    "lay_out_heads",
+    "load_choosing",
+    "load_drafter",
+    "load_target",
+]
 
 
 @dataclass(frozen=True)
@@ -60,18 +73,82 @@ def lay_out_heads(heads: MedusaHeads, target: Target) -> None:
         heads.pack(blocks=target.identity.runner == "blocks")
 
 
-def load_rule(name: str | None, temperature: float, top_p: float, top_k: int) -> AcceptanceRule:
-    """greedy at temperature 0, else lossless; a name that contradicts the temperature is a RecipeError."""
-    name = name or ("lossless" if temperature > 0 else "greedy")
-    if name == "greedy":
-        if temperature > 0:
-            raise RecipeError(
-                "greedy acceptance has no temperature", "use --acceptance lossless to sample, or --temperature 0"
-            )
-        return Greedy()
-    if temperature == 0:
-        raise RecipeError("lossless acceptance samples, at a temperature above 0", "give --temperature, such as 0.7")
-    return Lossless(temperature, top_p, top_k)
+@dataclass(frozen=True)
+class Sampling:
+    """How texts are to be chosen. None: acceptance by temperature; top_p and top_k as the model's own settings say."""
+
+    acceptance: Literal["greedy", "lossless", "typical"] | None = None
+    temperature: float = 0.0
+    top_p: float | None = None
+    top_k: int | None = None
+    min_new_tokens: int = 0
+    posterior_threshold: float | None = None
+    posterior_alpha: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The acceptance that follows."""
+        return self.acceptance or ("lossless" if self.temperature > 0 else "greedy")
+
+
+@dataclass(frozen=True)
+class Choosing:
+    """A rule, what reworks logits before it, and the settings of the model's own that this follows."""
+
+    rule: AcceptanceRule
+    shaping: Shaping | None
+    followed: Mapping[str, Any]
+
+
+def check_sampling(asked: Sampling) -> None:
+    """Raise RecipeError for flags that contradict each other, before a model is loaded."""
+    if asked.name == "greedy" and asked.temperature > 0:
+        raise RecipeError(
+            "greedy acceptance has no temperature", "use --acceptance lossless to sample, or --temperature 0"
+        )
+    if asked.name != "greedy" and asked.temperature == 0:
+        raise RecipeError(
+            f"{asked.name} acceptance samples, at a temperature above 0", "give --temperature, such as 0.7"
+        )
+    if asked.name != "typical" and (asked.posterior_threshold, asked.posterior_alpha) != (None, None):
+        raise RecipeError(
+            "--posterior-threshold and --posterior-alpha belong to typical acceptance",
+            "add --acceptance typical, or leave them out",
+        )
+
+
+def load_choosing(asked: Sampling, target: Target) -> Choosing:
+    """What decides tokens, from what was asked for and the model's generation_config.
+
+    Raises RecipeError for a setting there that can't be followed in a tree.
+    """
+    sampling = asked.name != "greedy"
+    own = asked_of(target.model.generation_config, sampling=sampling)
+    own.pop("temperature", None)
+    flags = {"top_p": asked.top_p, "top_k": asked.top_k} if sampling else {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    if asked.min_new_tokens:
+        given["min_new_tokens"] = asked.min_new_tokens
+    settings = {**own, **given}
+    followed = {name: value for name, value in own.items() if name not in given}
+    rule, left = _rule(asked, settings)
+    return Choosing(rule, shaping_of(left, target.stop_ids, target.device), followed)
+
+
+def _rule(asked: Sampling, settings: Mapping[str, Any]) -> tuple[AcceptanceRule, dict[str, Any]]:
+    """The rule, and the settings it doesn't apply by itself."""
+    if asked.name == "greedy":
+        return Greedy(), dict(settings)
+    own = ("top_p", "top_k") if asked.name == "lossless" else ()
+    others = {name: value for name, value in settings.items() if name not in own}
+    temperature = asked.temperature
+    if any(name in SAMPLING for name in others):  # then all of them in one chain, because their order matters
+        others, temperature = {**settings, "temperature": temperature}, 1.0
+    if asked.name == "typical":
+        numbers = {"threshold": asked.posterior_threshold, "alpha": asked.posterior_alpha}
+        return Typical(temperature, **{name: value for name, value in numbers.items() if value is not None}), others
+    left = {} if "temperature" in others else settings
+    return Lossless(temperature, left.get("top_p", 1.0), left.get("top_k", 0)), others
 
 
 def _folder(choice: DrafterChoice, model: str) -> Path | None:
@@ -95,4 +172,4 @@ def _choose_tree(choice: DrafterChoice, folder: Path) -> TokenTree | DynamicShap
         return DynamicShape.parse(choice.tree) or parse_tree(choice.tree)
     if choice.tree_size is not None:
         return best_tree(read_measured(folder).conditional_KR, choice.tree_size)
-    return read_tree(folder)
+    return read_shape(folder)

@@ -4,12 +4,11 @@ Shape letters: B rows, N tree nodes with the root, D places on a path (max depth
 H hidden. This file knows no drafter, no rule and no model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from medusa_cli.trees.tree import TokenTree
@@ -83,6 +82,10 @@ class Step:
     hidden_BDH: Tensor
 
 
+Uniform = Callable[[int], Tensor]
+"""(places) -> numbers in [0, 1) [rows, places] that decide the next tokens of each row's text"""
+
+
 class Drafter(Protocol):
     """Guesses a tree under each row's root; `size` is the most nodes it offers in a step, the root left out."""
 
@@ -102,10 +105,10 @@ class AcceptanceRule(Protocol):
 
     exact: bool
 
-    def first(self, logits_BV: Tensor, rng: torch.Generator | None) -> Tensor:
+    def first(self, logits_BV: Tensor, uniform: Uniform) -> Tensor:
         """The first root of each row, from the last prompt position's logits."""
 
-    def accept(self, draft: Draft, logits_BNV: Tensor, rng: torch.Generator | None) -> Verdict:
+    def accept(self, draft: Draft, logits_BNV: Tensor, uniform: Uniform) -> Verdict:
         """The surviving path of each row and the token that follows it."""
 
 

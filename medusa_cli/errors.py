@@ -8,7 +8,8 @@ MedusaError            message + hint, exit code 1
 ├── MissingExtra       an optional package is not installed
 ├── TreeError          a tree specification is not a tree, or is deeper than the heads
 ├── DataError          prompts or conversations can't be read, or hold nothing usable
-└── TrainingError      training can't start or had to stop (not finite, wrong run folder, disk full)
+├── TrainingError      training can't start or had to stop (not finite, wrong run folder, disk full)
+└── ExactnessError     a watch that was asked for found what must not be
 """
 
 
@@ -54,3 +55,7 @@ class DataError(MedusaError):
 
 class TrainingError(MedusaError):
     """Training can't start, or had to stop before it spoilt something good."""
+
+
+class ExactnessError(MedusaError):
+    """A watch that was asked for found a cache or a text that is not as it must be."""

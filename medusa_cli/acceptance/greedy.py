@@ -1,10 +1,9 @@
 """Greedy acceptance: a guess survives when it is the target's own best token. Exact."""
 
-import torch
 from torch import Tensor
 
 from medusa_cli.acceptance.path import verdict_from
-from medusa_cli.contracts import Draft, Verdict
+from medusa_cli.contracts import Draft, Uniform, Verdict
 
 
 class Greedy:
@@ -12,10 +11,10 @@ class Greedy:
 
     exact = True
 
-    def first(self, logits_BV: Tensor, rng: torch.Generator | None = None) -> Tensor:
+    def first(self, logits_BV: Tensor, uniform: Uniform | None = None) -> Tensor:
         """The best token of each row."""
         return logits_BV.argmax(-1)
 
-    def accept(self, draft: Draft, logits_BNV: Tensor, rng: torch.Generator | None = None) -> Verdict:
+    def accept(self, draft: Draft, logits_BNV: Tensor, uniform: Uniform | None = None) -> Verdict:
         """The longest path of best tokens, and the best token after it."""
         return verdict_from(draft, logits_BNV.argmax(-1))

@@ -45,8 +45,8 @@ class Arm(Protocol):
     def name(self) -> str:
         """The name in the report, for instance `medusa` or `hf-greedy@bfloat16`."""
 
-    def generate(self, prompt_ids: list[int]) -> Reply:
-        """The reply to one prompt."""
+    def generate(self, prompts: Sequence[list[int]]) -> list[Reply]:
+        """The replies to prompts that are written side by side, in their order."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class LoopArm:
     """Our own loop, with whichever drafter the callable was built with."""
 
     name: str
-    run: Callable[[list[int]], Reply]
+    run: Callable[[Sequence[list[int]]], list[Reply]]
 
-    def generate(self, prompt_ids: list[int]) -> Reply:
-        """The reply of one call of the loop."""
-        return self.run(prompt_ids)
+    def generate(self, prompts: Sequence[list[int]]) -> list[Reply]:
+        """The replies of one call of the loop."""
+        return self.run(prompts)
 
 
 class HfGreedyArm:
@@ -108,19 +108,28 @@ class HfGreedyArm:
         self.neutralised = shaping_settings(model.generation_config)
         self._model, self._stop, self._pad_id, self._lookup_tokens = model, stop, pad_id, lookup_tokens
 
-    def generate(self, prompt_ids: list[int]) -> Reply:
-        """The reply to one prompt; steps are counted at the model's door."""
+    def generate(self, prompts: Sequence[list[int]]) -> list[Reply]:
+        """The replies, of prompts padded on the left where there are several; steps are counted at the model's door."""
+        longest = max(len(prompt) for prompt in prompts)
         config = GenerationConfig(
             do_sample=False,
-            max_new_tokens=self._stop.budget(len(prompt_ids)),
+            max_new_tokens=max(self._stop.budget(len(prompt)) for prompt in prompts),
             eos_token_id=sorted(self._stop.stop_ids) or None,
             pad_token_id=self._pad_id,
             prompt_lookup_num_tokens=self._lookup_tokens,
         )
-        ids = torch.tensor([prompt_ids], device=self._model.device)
+        padding = [longest - len(prompt) for prompt in prompts]
+        rows = [[self._pad_id] * pad + list(prompt) for pad, prompt in zip(padding, prompts, strict=True)]
+        mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
+        ids, seen = torch.tensor(rows, device=self._model.device), torch.tensor(mask, device=self._model.device)
         with _own_config(self._model, config), _forwards(self._model) as forwards, torch.inference_mode():
-            written = self._model.generate(ids, attention_mask=torch.ones_like(ids))
-        return _reply(written[0, len(prompt_ids) :].tolist(), len(prompt_ids), forwards)
+            written = self._model.generate(ids, attention_mask=seen)[:, longest:].tolist()
+        return [_reply(self._ended(new_ids), longest, forwards) for new_ids in written]
+
+    def _ended(self, new_ids: list[int]) -> list[int]:
+        """A row's ids without what stands after its end because other rows went on."""
+        ends = [place + 1 for place, token in enumerate(new_ids) if token in self._stop.stop_ids]
+        return new_ids[: ends[0]] if ends else new_ids
 
 
 # Settings of a generation_config that change what greedy decoding writes, with the value that changes nothing.
@@ -179,9 +188,9 @@ def _reply(token_ids: list[int], num_prompt_tokens: int, forwards: Sequence[_For
     """Steps from the forwards: the cache always lacks one decided token, the root.
 
     Prompt lookup checks guesses in its first forward too; what that gains beside the prefill token belongs to
-    no step, so `kept` may add up to less than all tokens but one.
+    no step, so `kept` may add up to less than all tokens but one. Forwards after a row's end are no steps of its.
     """
-    steps = forwards[1:]
+    steps = [step for step in forwards[1:] if step.cached - num_prompt_tokens + 1 < len(token_ids)]
     written_before = [step.cached - num_prompt_tokens + 1 for step in steps] + [len(token_ids)]
     kept = [max(0, after - before) for before, after in zip(written_before, written_before[1:], strict=False)]
     num_nodes = [step.put_in for step in steps]

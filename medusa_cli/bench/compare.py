@@ -6,6 +6,7 @@ are closer than that rounding, either token is the model's own choice: a near ti
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -28,12 +29,21 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Divergence:
-    """The first token at which an arm's reply to a prompt differs from the subject's.
+class Difference:
+    """The first token at which two replies to one prompt differ.
 
     margin   how far the less likely of the two tokens lies under the best logit: the gap of the best two when
              these two are the tokens. None when one reply ends where the other goes on.
     """
+
+    index: int
+    margin: float | None
+    verdict: Literal["near-tie", "mismatch"]
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A difference between the subject's reply to the prompt `id` and that of another arm."""
 
     id: str
     arm: str
@@ -88,24 +98,35 @@ def compare(
     for trial in first:
         if trial.arm == subject:
             continue
-        mine = ours[trial.prompt.id]
-        index = first_difference(mine.reply.token_ids, trial.reply.token_ids)
-        same.setdefault(trial.arm, []).append(index is None)
-        if index is not None:
-            coarser = max(dtype, dtype_of(trial.arm, dtype), key=lambda name: torch.finfo(getattr(torch, name)).eps)
-            divergences.append(_divergence(mine, trial, index, coarser, logits_after))
+        mine = ours[trial.prompt.id].reply.token_ids
+        coarser = max(dtype, dtype_of(trial.arm, dtype), key=lambda name: torch.finfo(getattr(torch, name)).eps)
+        found = difference(mine, trial.reply.token_ids, coarser, partial(_after, logits_after, trial.prompt.ids))
+        same.setdefault(trial.arm, []).append(found is None)
+        if found is not None:
+            divergences.append(Divergence(trial.prompt.id, trial.arm, found.index, found.margin, found.verdict))
     return Comparison({arm: Same(sum(equal), len(equal)) for arm, equal in same.items()}, divergences)
 
 
-def _divergence(
-    ours: Trial, theirs: Trial, index: int, dtype: str, logits_after: Callable[[list[int]], Tensor]
-) -> Divergence:
-    """The verdict on one pair of replies that differ at `index`."""
-    our_ids, their_ids = ours.reply.token_ids, theirs.reply.token_ids
-    if index == min(len(our_ids), len(their_ids)):
-        return Divergence(ours.prompt.id, theirs.arm, index, None, "mismatch")
-    logits_V = logits_after([*ours.prompt.ids, *our_ids[:index]]).float()
-    chosen = logits_V[[our_ids[index], their_ids[index]]]
+def _after(logits_after: Callable[[list[int]], Tensor], prompt: Sequence[int], common: list[int]) -> Tensor:
+    """The logits after a prompt and what follows it."""
+    return logits_after([*prompt, *common])
+
+
+def difference(
+    ours: Sequence[int], theirs: Sequence[int], dtype: str, logits_after: Callable[[list[int]], Tensor]
+) -> Difference | None:
+    """Where two replies part and how near a tie it was there; None when they are the same.
+
+    logits_after   ids that both replies begin with to the logits [V] that decide the token after them
+    """
+    index = first_difference(ours, theirs)
+    if index is None:
+        return None
+    if index == min(len(ours), len(theirs)):
+        return Difference(index, None, "mismatch")
+    logits_V = logits_after(list(ours[:index])).float()
+    chosen = logits_V[[ours[index], theirs[index]]]
     margin = float(logits_V.max() - chosen.min())
-    near = margin <= near_tie_bound(dtype, float(logits_V.abs().max()))
-    return Divergence(ours.prompt.id, theirs.arm, index, margin, "near-tie" if near else "mismatch")
+    # a token that may not come at all has no logit that rounding could move
+    scale = float(logits_V[logits_V.isfinite()].abs().max())
+    return Difference(index, margin, "near-tie" if margin <= near_tie_bound(dtype, scale) else "mismatch")

@@ -77,7 +77,7 @@ def arm_figures(trials: Sequence[Trial]) -> dict[str, Any]:
     spec_decode_per_position_acceptance_rates   for each depth, the share of drafts that kept a guess that deep
     latency_ms                     milliseconds a token of each reply, prefill included; percentiles over replies
     """
-    duration, tokens = sum(trial.duration for trial in trials), _num_tokens(trials)
+    duration, tokens = sum(trial.share for trial in trials), _num_tokens(trials)
     guesses = [
         (kept - 1 if kept else 0, nodes - 1)
         for trial in trials
@@ -233,7 +233,7 @@ def _num_steps(trials: Sequence[Trial]) -> int:
 
 
 def _throughput(trials: Sequence[Trial]) -> float | None:
-    return _ratio(_num_tokens(trials), sum(trial.duration for trial in trials))
+    return _ratio(_num_tokens(trials), sum(trial.share for trial in trials))
 
 
 def _tokens_per_step(trials: Sequence[Trial]) -> float | None:

@@ -12,22 +12,28 @@ from medusa_cli.bench.prompt_set import BenchPrompt
 
 @dataclass(frozen=True)
 class Plan:
-    """How a bench runs. Warm-up prompts run on every arm before the clock counts."""
+    """How a bench runs. Warm-up prompts run on every arm before the clock counts; `batch_size` run at once."""
 
     num_warmups: int
     repeats: int
     stop: StopRule
+    batch_size: int = 1
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One arm on one prompt, once: the reply as the stop rule ends it, and seconds from prompt to last token."""
+    """One arm on one prompt, once: the reply as the stop rule ends it.
+
+    duration   seconds until the reply and all written beside it were there
+    share      the part of these seconds that the reply accounts for: shares add up to the time that went by
+    """
 
     arm: str
     prompt: BenchPrompt
     repeat: int
     reply: Reply
     duration: float
+    share: float
 
 
 def run_bench(
@@ -39,26 +45,31 @@ def run_bench(
 ) -> list[Trial]:
     """Every arm on every prompt, `plan.repeats` times.
 
-    The order of the arms turns by one with each prompt and each repeat, so that each arm is first, second, … about
+    The order of the arms turns by one with each batch and each repeat, so that each arm is first, second, … about
     equally often, and a machine that slows down slows all arms alike.
-    progress   called with (calls done, calls in all), warm-ups included
+    progress   called with (replies done, replies in all), warm-ups included
     Raises DataError before any forward when a prompt leaves no room for a reply.
     """
     for prompt in prompts:
         plan.stop.budget(len(prompt.ids))
     warmups = [prompts[n % len(prompts)] for n in range(plan.num_warmups if prompts else 0)]
     total, done = (len(warmups) + plan.repeats * len(prompts)) * len(arms), 0
-    for prompt in warmups:
+    for batch in _batches(warmups, plan.batch_size):
         for arm in arms:
-            arm.generate(list(prompt.ids))
-            progress(done := done + 1, total)
+            arm.generate([list(prompt.ids) for prompt in batch])
+            progress(done := done + len(batch), total)
     trials = []
     for repeat in range(plan.repeats):
-        for number, prompt in enumerate(prompts):
+        for number, batch in enumerate(_batches(prompts, plan.batch_size)):
             for arm in _turned(arms, number + repeat):
-                trials.append(_trial(arm, prompt, repeat, plan.stop, clock))
-                progress(done := done + 1, total)
+                trials += _trials(arm, batch, repeat, plan.stop, clock)
+                progress(done := done + len(batch), total)
     return trials
+
+
+def _batches(prompts: Sequence[BenchPrompt], size: int) -> list[Sequence[BenchPrompt]]:
+    """The prompts in their order, `size` at once."""
+    return [prompts[start : start + size] for start in range(0, len(prompts), size)]
 
 
 def _turned(arms: Sequence[Arm], by: int) -> list[Arm]:
@@ -67,13 +78,18 @@ def _turned(arms: Sequence[Arm], by: int) -> list[Arm]:
     return [*arms[start:], *arms[:start]]
 
 
-def _trial(arm: Arm, prompt: BenchPrompt, repeat: int, stop: StopRule, clock: Callable[[], float]) -> Trial:
+def _trials(
+    arm: Arm, batch: Sequence[BenchPrompt], repeat: int, stop: StopRule, clock: Callable[[], float]
+) -> list[Trial]:
     """One timed call."""
-    ids = list(prompt.ids)
+    ids = [list(prompt.ids) for prompt in batch]
     began = clock()
-    reply = arm.generate(ids)
+    replies = arm.generate(ids)
     duration = clock() - began
-    return Trial(arm.name, prompt, repeat, stop.clip(reply, len(prompt.ids)), duration)
+    return [
+        Trial(arm.name, prompt, repeat, stop.clip(reply, len(prompt.ids)), duration, duration / len(batch))
+        for prompt, reply in zip(batch, replies, strict=True)
+    ]
 
 
 def unsteady(trials: Sequence[Trial]) -> list[str]:

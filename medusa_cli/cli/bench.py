@@ -2,31 +2,24 @@
 
 import difflib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from medusa_cli.bench import SUBJECT
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
 from medusa_cli.errors import DataError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from medusa_cli.bench.build import Bench
 
-    from medusa_cli.assemble import DrafterChoice
-    from medusa_cli.bench.arms import Arm, Reply, StopRule, Stopwatch
-    from medusa_cli.bench.report import Setup
-    from medusa_cli.contracts import Drafter
-    from medusa_cli.recipe import TargetSettings
-
-SUBJECT: Literal["medusa"] = "medusa"
 ARMS = ("greedy", "hf-greedy", "hf-prompt-lookup")
 PLANNED = ("ngram", "llama-cpp")
 _DTYPES = ("float32", "bfloat16", "float16")
-_LOOKUP_TOKENS = 6
 DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.jsonl"
 
 
@@ -46,6 +39,7 @@ def command(
     num_warmups: Annotated[int, typer.Option(min=0, help="prompts each arm runs before the clock counts")] = 1,
     repeats: Annotated[int, typer.Option(min=1, help="times every prompt runs on every arm")] = 1,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="prompts every arm writes at once")] = 1,
     min_speedup: Annotated[
         float | None, typer.Option(help="exit 3 below this speed-up over hf-greedy if it runs, else greedy")
     ] = None,
@@ -77,18 +71,21 @@ def command(
     if min_speedup is not None and not 0 <= min_speedup < math.inf:
         raise typer.BadParameter(f"--min-speedup {min_speedup:g} is no ratio that a speed-up can be held against")
     from medusa_cli.assemble import DrafterChoice, check_choice
+    from medusa_cli.bench.build import build_arms
     from medusa_cli.bench.picture import check_plot_file, draw
     from medusa_cli.bench.verdict import failed_gates
     from medusa_cli.recipe import load_recipe
 
     if plot:
         check_plot_file(plot)
+    if batch_size > 1 and any(name.startswith("hf-prompt-lookup") for name in names):
+        raise typer.BadParameter("--batch-size: transformers looks prompts up for one text at a time only")
     values = options.target_values(
         model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
     )
     recipe = load_recipe(config, overrides or (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    asked = Asked(prompts or DEFAULT_PROMPTS, num_prompts, num_warmups, repeats, max_new_tokens, allow_random_prompts)
+    asked = Asked(prompts or DEFAULT_PROMPTS, num_prompts, num_warmups, repeats, batch_size, allow_random_prompts)
     choice = DrafterChoice(SUBJECT, heads, tree, tree_size)
     check_choice(choice, recipe.target.model)
     report = measure(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), console)
@@ -127,32 +124,11 @@ class Asked:
     num_prompts: int | None
     num_warmups: int
     repeats: int
-    max_new_tokens: int
+    batch_size: int
     allow_random_prompts: bool
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Everything a run needs from the models.
-
-    encode         a question's text to prompt ids, the chat template included
-    plain          text to ids without a template
-    logits_after   ids to the target's logits [V] after them
-    notes          sentences about settings that had to be made alike
-    """
-
-    arms: Sequence["Arm"]
-    stop: "StopRule"
-    setup: "Setup"
-    vocab_size: int
-    encode: Callable[[str], list[int]]
-    plain: Callable[[str], list[int]]
-    logits_after: Callable[[list[int]], "Tensor"]
-    clock: Callable[[], float]
-    notes: Sequence[str]
-
-
-def measure(asked: Asked, build: Callable[[], Bench], console: Console) -> dict[str, Any]:
+def measure(asked: Asked, build: "Callable[[], Bench]", console: Console) -> dict[str, Any]:
     """Read the prompts, build the arms, run them and report. Prompts are read before any model is loaded."""
     from medusa_cli.bench.compare import compare
     from medusa_cli.bench.prompt_set import BenchPrompt, pick, random_looking, read_questions, repeated
@@ -172,135 +148,15 @@ def measure(asked: Asked, build: Callable[[], Bench], console: Console) -> dict[
             )
         notes.append(f"warning: {warning}; the figures don't carry over to real text.")
     notes += [f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in repeated(questions)]
-    plan = Plan(asked.num_warmups, asked.repeats, bench.stop)
+    plan = Plan(asked.num_warmups, asked.repeats, bench.stop, asked.batch_size)
     rows = [BenchPrompt(question.id, question.category, tuple(bench.encode(question.text))) for question in questions]
+    bench.check_room([row.ids for row in rows], asked.batch_size)
     replies = (min(asked.num_warmups, len(rows)) + asked.repeats * len(rows)) * len(bench.arms)
     with console.progress("bench", replies) as bar:
         trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, total: bar.advance(done - bar.done))
     notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
     comparison = compare(trials, SUBJECT, bench.setup.dtype, bench.logits_after)
     return build_report(bench.setup, trials, SUBJECT, comparison, notes)
-
-
-def build_arms(settings: "TargetSettings", choice: "DrafterChoice", names: Sequence[str], max_new_tokens: int) -> Bench:
-    """The arms by name, all on one stop rule. The models are loaded here."""
-    import time
-
-    import torch
-
-    from medusa_cli.acceptance.greedy import Greedy
-    from medusa_cli.assemble import load_drafter, load_target
-    from medusa_cli.bench.arms import LoopArm, StopRule, Stopwatch
-    from medusa_cli.bench.report import Setup
-    from medusa_cli.data.conversations import Message
-    from medusa_cli.data.tokens import prompt_ids
-    from medusa_cli.drafters.none import NoDrafter
-
-    target = load_target(settings)
-    on_cpu = torch.device(target.device).type == "cpu"
-    stop = StopRule(frozenset(target.stop_ids), max_new_tokens, target.context_limit)
-    # A host clock can't time the parts of a step that are only queued on an accelerator.
-    watch = Stopwatch(time.perf_counter) if on_cpu else None
-    drafters: dict[str, Drafter] = {SUBJECT: load_drafter(choice, target)}
-    if "greedy" in names:
-        drafters["greedy"] = NoDrafter()
-    arms: list[Arm] = [
-        LoopArm(name, _loop(target, drafter, Greedy(), stop, watch)) for name, drafter in drafters.items()
-    ]
-    hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
-    notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
-    return Bench(
-        arms=[*arms, *hf_arms],
-        stop=stop,
-        setup=Setup(
-            target.name, target.dtype_name, str(target.device), target.identity.runner, torch.get_num_threads()
-        ),
-        vocab_size=target.real_vocab,
-        encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
-        plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
-        logits_after=lambda ids: _logits_after(target, ids),
-        clock=time.perf_counter if on_cpu else _device_clock(target.device),
-        notes=sorted(notes),
-    )
-
-
-def _loop(
-    target: Any, drafter: Any, rule: Any, stop: "StopRule", watch: "Stopwatch | None"
-) -> Callable[[list[int]], "Reply"]:
-    """Our loop on one prompt, its parts timed when there is a watch."""
-    from medusa_cli.bench.arms import Reply, Timed
-    from medusa_cli.decode.loop import Parts, collect
-    from medusa_cli.decode.rows import Limits
-
-    if watch is not None:
-        drafter = Timed(drafter, {"start": "draft", "propose": "draft"}, watch)
-        target = Timed(target, {"verify": "verify"}, watch)
-        rule = Timed(rule, {"accept": "accept"}, watch)
-
-    def run(ids: list[int]) -> Reply:
-        if watch is not None:
-            watch.reset()
-        limits = Limits(stop.max_new_tokens, stop.stop_ids, stop.context_limit)
-        wrote = collect(Parts(target, drafter, rule), [ids], limits)[0]
-        return Reply(
-            wrote.token_ids,
-            wrote.finish_reason,
-            wrote.num_steps,
-            wrote.kept,
-            wrote.num_nodes,
-            draft_depth=watch.deepest if watch else max(wrote.kept, default=1) - 1,
-            time_split=dict(watch.seconds) if watch else {},
-        )
-
-    return run
-
-
-def _hf_arms(
-    settings: "TargetSettings", names: Sequence[str], target: Any, stop: "StopRule", both_dtypes: bool
-) -> list[Any]:
-    """The transformers arms in the dtypes asked for; arms of one dtype share a model."""
-    from medusa_cli.assemble import load_target
-    from medusa_cli.bench.arms import HfGreedyArm
-
-    models: dict[str, Any] = {}
-    arms = []
-    for name in names:
-        base, _, asked = name.partition("@")
-        if base == "greedy":
-            continue
-        dtypes = [asked] if asked else ["float32", "bfloat16"] if both_dtypes else [target.dtype_name]
-        for dtype in dtypes:
-            if dtype not in models:
-                plain = settings.model_copy(update={"dtype": dtype, "runner": "eager", "attention": "sdpa"})
-                models[dtype] = load_target(plain).model
-            title = f"{base}@{dtype}" if asked or len(dtypes) > 1 else base
-            lookup = _LOOKUP_TOKENS if base == "hf-prompt-lookup" else None
-            arms.append(HfGreedyArm(title, models[dtype], stop, min(target.stop_ids, default=0), lookup))
-    return list({arm.name: arm for arm in arms}.values())
-
-
-def _neutralised(settings: Mapping[str, Any]) -> str:
-    """What the model's generation_config asked for and no arm does."""
-    listed = ", ".join(f"{name}={value}" for name, value in settings.items())
-    return f"the model's generation_config has {listed}; every arm runs without."
-
-
-def _logits_after(target: Any, ids: list[int]) -> "Tensor":
-    """The target's logits [V] after `ids`, by one plain forward."""
-    return target.prefill([ids], target.new_cache(1, len(ids))).logits_BNV[0, 0]
-
-
-def _device_clock(device: Any) -> Callable[[], float]:
-    """A clock that waits for the device before it reads."""
-    import time
-
-    import torch
-
-    def read() -> float:
-        torch.accelerator.synchronize(device)
-        return time.perf_counter()
-
-    return read
 
 
 def _show(report: dict[str, Any], console: Console) -> None:

@@ -138,7 +138,7 @@ def _model(target: "Target") -> dict[str, Any]:
         "weights_bytes": _weights_bytes(target),
         "layers": [{"kind": kind, "count": count, "window": target.kinds.get(kind)} for kind, count in kinds.items()],
         "cache": "tree cache, full length",
-        "cache_bytes_per_token": _cache_bytes(target),
+        "cache_bytes_per_token": target.cache_bytes_per_token,
         "context_limit": target.context_limit,
         "vocabulary": target.vocab_size,
         "known_tokens": target.real_vocab,
@@ -173,13 +173,6 @@ def _weights_bytes(target: "Target") -> int:
     plain = sum(tensor.numel() * tensor.element_size() for tensor in _distinct(target.model.parameters()))
     packed = sum(layer.in_features * layer.out_features for layer in _packed_layers(target))
     return plain + packed * target.dtype.itemsize
-
-
-def _cache_bytes(target: "Target") -> int:
-    """Bytes that one token takes in the cache, all layers together: measured."""
-    cache = target.new_cache(1, 1)
-    target.prefill([[0]], cache)
-    return cache.num_bytes()
 
 
 def _heads(heads: str | None, target: "Target") -> str | None:

@@ -1,9 +1,8 @@
 """`medusa generate`: stream the text of one prompt, or of every prompt in a file; a one-line summary on stderr."""
 
+import math
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,11 +10,11 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
+from medusa_cli.cli.writing import Answer, Wish, write_answers
 
 if TYPE_CHECKING:
     from medusa_cli.data.conversations import Message
-    from medusa_cli.decode.loop import Generation, Parts
-    from medusa_cli.decode.rows import Limits
+    from medusa_cli.decode.loop import Parts
 
 DEFAULT_NEW_TOKENS = 256
 
@@ -29,6 +28,9 @@ def command(
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template. [default: where the model has one]")
     ] = None,
+    batch_size: Annotated[
+        int, typer.Option("--batch-size", min=1, metavar="N", help="Prompts of a file written at once.")
+    ] = 8,
     system_prompt: Annotated[
         str | None, typer.Option("--system-prompt", metavar="TEXT", help="A system message.")
     ] = None,
@@ -39,15 +41,41 @@ def command(
         float, typer.Option("--temperature", min=0.0, metavar="T", help="0 decodes greedily.")
     ] = 0.0,
     top_p: Annotated[
-        float, typer.Option("--top-p", metavar="P", help="Sample from the best tokens of this mass.")
-    ] = 1.0,
-    top_k: Annotated[int, typer.Option("--top-k", min=0, metavar="K", help="Sample from the K best; 0: all.")] = 0,
-    acceptance: Annotated[
-        Literal["greedy", "lossless"] | None,
+        float | None,
         typer.Option(
-            "--acceptance", help="Both are exact: the model's own text, or its own law. [default: by temperature]"
+            "--top-p",
+            metavar="P",
+            help="Sample from the best tokens of this mass. [default: as the model's settings say]",
         ),
     ] = None,
+    top_k: Annotated[
+        int | None,
+        typer.Option("--top-k", min=0, metavar="K", help="Sample from the K best; 0: all. [default: as above]"),
+    ] = None,
+    acceptance: Annotated[
+        Literal["greedy", "lossless", "typical"] | None,
+        typer.Option(
+            "--acceptance",
+            help="greedy and lossless are exact: the model's own text, or its own law. typical is not: it keeps "
+            "what is likely. [default: by temperature]",
+        ),
+    ] = None,
+    posterior_threshold: Annotated[
+        float | None,
+        typer.Option("--posterior-threshold", metavar="P", help="typical: keep what is likelier. [default: 0.09]"),
+    ] = None,
+    posterior_alpha: Annotated[
+        float | None,
+        typer.Option(
+            "--posterior-alpha", metavar="A", help="typical: or likelier than this, where any is unsure. [default: 0.3]"
+        ),
+    ] = None,
+    min_new_tokens: Annotated[
+        int, typer.Option("--min-new-tokens", min=0, metavar="N", help="No stop id before as many tokens.")
+    ] = 0,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Stop ids don't end the text: always write --max-new-tokens.")
+    ] = False,
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be given again.")
     ] = None,
@@ -58,7 +86,7 @@ def command(
         typer.Option("--drafter", help="Who guesses. [default: medusa where heads are known, else none]"),
     ] = None,
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the text while it is written.")] = True,
-    check: Annotated[bool, typer.Option("--check", help="Decode plainly as well; exit 3 if the texts differ.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Decode plainly as well; exit 3 at a mismatch.")] = False,
     model: options.Model = None,
     heads: options.Heads = None,
     revision: options.Revision = None,
@@ -80,10 +108,14 @@ def command(
         raise typer.BadParameter("give a prompt, or --prompt-file FILE")
     if 0 < temperature < COLDEST:
         raise typer.BadParameter(f"--temperature {temperature:g} is too close to 0; 0 takes the best token always")
-    if not 0 < top_p <= 1:
+    if top_p is not None and not 0 < top_p <= 1:
         raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
+    if posterior_threshold is not None and not 0 < posterior_threshold < 1:
+        raise typer.BadParameter("--posterior-threshold is a probability: above 0, below 1")
+    if posterior_alpha is not None and not 0 < posterior_alpha < math.inf:
+        raise typer.BadParameter("--posterior-alpha is a factor above 0")
     if check and temperature > 0:
-        raise typer.BadParameter("--check compares greedy texts: samples differ from draw to draw")
+        raise typer.BadParameter("--check judges greedy texts, by how near a tie was; leave out --temperature")
     if stop and not all(stop):
         raise typer.BadParameter("--stop needs some text to stop at")
     values = options.target_values(
@@ -91,45 +123,22 @@ def command(
     )
     recipe = load_recipe(config, (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    if temperature == 0 and (top_p < 1 or top_k):
+    if temperature == 0 and (top_p is not None or top_k):
         console.warn("--top-p and --top-k change nothing at --temperature 0: the best token is always taken")
     asked = _asked(prompt, prompt_file, system_prompt)
-    from medusa_cli.assemble import DrafterChoice, check_choice, load_rule
+    from medusa_cli.assemble import DrafterChoice, Sampling, check_choice, check_sampling
 
-    rule = load_rule(acceptance, temperature, top_p, top_k)
+    sampling = Sampling(acceptance, temperature, top_p, top_k, min_new_tokens, posterior_threshold, posterior_alpha)
+    check_sampling(sampling)
     choice = DrafterChoice(drafter, heads, tree, tree_size)
     check_choice(choice, recipe.target.model)
-    writer = _load(recipe, choice, rule, console)
-    answers = [
-        _answer(writer, one, Wish(max_new_tokens, chat, tuple(stop or ()), stream, check), console) for one in asked
-    ]
-    documents = [_document(writer, answer, heads, recipe.seed) for answer in answers]
+    writer = _load(recipe, choice, sampling, console)
+    wish = Wish(max_new_tokens, chat, tuple(stop or ()), ignore_eos, stream, check, batch_size)
+    answers = write_answers(writer, asked, wish, console)
+    documents = [_document(writer, answer, heads, recipe.seed, check) for answer in answers]
     console.print_json(documents[0] if prompt_file is None else documents, output_json)
     if check:
-        _gate(answers)
-
-
-@dataclass(frozen=True)
-class Wish:
-    """How each text is wanted."""
-
-    max_new_tokens: int
-    chat: bool | None
-    stops: tuple[str, ...]
-    stream: bool
-    check: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One text and what it took; `plain_ids` when it was decoded plainly as well."""
-
-    prompt: str
-    prompt_tokens: int
-    text: str
-    generation: "Generation"
-    duration: float
-    plain_ids: list[int] | None
+        _gate(answers, console)
 
 
 def _asked(prompt: str | None, prompt_file: Path | None, system_prompt: str | None) -> "list[list[Message]]":
@@ -157,11 +166,10 @@ def _read_stdin() -> str:
         raise DataError(f"stdin is not UTF-8 ({error.reason})", "give the prompt as UTF-8 text") from error
 
 
-def _load(recipe: Any, choice: Any, rule: Any, console: Console) -> "Parts":
+def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
     """The model, its heads and its rule; says what was chosen."""
-    import torch
 
-    from medusa_cli.assemble import find_heads, load_drafter, load_target
+    from medusa_cli.assemble import find_heads, load_choosing, load_drafter, load_target
     from medusa_cli.decode.loop import Parts
     from medusa_cli.drafters.none import NoDrafter
 
@@ -175,86 +183,17 @@ def _load(recipe: Any, choice: Any, rule: Any, console: Console) -> "Parts":
         known = find_heads(choice.heads, target.name) is not None
         why = "the tree is empty" if known else f"no heads are known for {target.name}, medusa train-heads makes some"
         console.info(f"decoding plainly: {why}")
-    return Parts(target, drafter, rule, torch.Generator(target.device).manual_seed(recipe.seed))
+    choosing = load_choosing(sampling, target)
+    if choosing.followed:
+        listed = ", ".join(f"{name} {value}" for name, value in choosing.followed.items())
+        console.info(f"as the model's generation_config says: {listed}")
+    if not choosing.rule.exact:
+        console.warn("typical acceptance is not exact: the text is plausible, but not the model's own")
+    return Parts(target, drafter, choosing.rule, choosing.shaping, recipe.seed)
 
 
-def _answer(parts: "Parts", messages: "list[Message]", wish: Wish, console: Console) -> Answer:
-    """Decode one prompt, streaming it if wanted, and report the summary."""
-    from medusa_cli.data.tokens import prompt_ids
-    from medusa_cli.decode.rows import Limits
-    from medusa_cli.decode.text import StopStrings
-    from medusa_cli.errors import DataError
-
-    target = parts.target
-    if wish.chat and not target.tokenizer.chat_template:
-        raise DataError(f"{target.name} has no chat template", "leave out --chat: the prompt is taken as plain text")
-    chat = bool(target.tokenizer.chat_template) if wish.chat is None else wish.chat
-    if chat and not messages[-1].content.strip():
-        raise DataError("the prompt is empty", "say something; --no-chat lets a base model start from nothing")
-    ids = prompt_ids(target.tokenizer, messages, chat=chat)
-    if max(ids) >= target.vocab_size:
-        raise DataError(
-            f"the prompt holds token {max(ids)} of the tokenizer, and the model has {target.vocab_size}",
-            "leave that token out; a tokenizer of another model would do the same",
-        )
-    stops = StopStrings(wish.stops, target.tokenizer) if wish.stops else None
-
-    def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:
-        hit = stops.find(so_far, new) if stops else None
-        return hit.num_new if hit else None
-
-    limits = Limits(wish.max_new_tokens, target.stop_ids, target.context_limit, find_stop if stops else None)
-    begun = time.perf_counter()
-    text, generation = _write(parts, ids, limits, wish, console)
-    duration = time.perf_counter() - begun
-    answer = Answer(messages[-1].content, len(ids), text, generation, duration, _plainly(parts, ids, limits, wish))
-    console.info(_summary(answer))
-    return answer
-
-
-def _write(parts: "Parts", ids: list[int], limits: "Limits", wish: Wish, console: Console) -> "tuple[str, Generation]":
-    """The text, shown while it grows or at the end."""
-    from medusa_cli.decode.loop import decode, generation_of
-    from medusa_cli.decode.text import TextStream
-
-    stream = TextStream(parts.target.tokenizer, wish.stops)
-    pieces = []
-    for gain in decode(parts, [ids], limits):
-        pieces.append(stream.feed(gain.tokens))
-        if wish.stream:
-            console.stream(pieces[-1])
-    pieces.append(stream.flush())
-    text = "".join(pieces)
-    console.stream(pieces[-1] + "\n" if wish.stream else text + "\n")
-    return text, generation_of(gain.row)
-
-
-def _plainly(parts: "Parts", ids: list[int], limits: "Limits", wish: Wish) -> list[int] | None:
-    """The ids of plain decoding, for --check."""
-    if not wish.check:
-        return None
-    from medusa_cli.decode.loop import Parts, collect
-    from medusa_cli.drafters.none import NoDrafter
-
-    return collect(Parts(parts.target, NoDrafter(), parts.rule), [ids], limits)[0].token_ids
-
-
-def _tokens_per_step(generation: "Generation") -> float | None:
-    """Tokens a step, the bonus token included; the prefill's token is no step's."""
-    return sum(generation.kept) / generation.num_steps if generation.num_steps else None
-
-
-def _summary(answer: Answer) -> str:
-    made, per_step = answer.generation, _tokens_per_step(answer.generation)
-    rate = len(made.token_ids) / answer.duration
-    steps = f"{made.num_steps} steps, {per_step:.2f} tokens a step" if per_step else "no step"
-    return (
-        f"{len(made.token_ids)} tokens in {answer.duration:.1f} s ({rate:.1f} tokens/s), {steps}, {made.finish_reason}"
-    )
-
-
-def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> dict[str, Any]:
-    """The JSON of one text, with the names of the contract."""
+def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int, checked: bool) -> dict[str, Any]:
+    """The JSON of one text, with the names of the contract; and what a check found."""
     from medusa_cli.assemble import find_heads
 
     target, made = parts.target, answer.generation
@@ -268,7 +207,7 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
         "completion_tokens": len(made.token_ids),
         "finish_reason": made.finish_reason,
         "num_steps": made.num_steps,
-        "tokens_per_step": _tokens_per_step(made),
+        "tokens_per_step": answer.tokens_per_step,
         "output_throughput": len(made.token_ids) / answer.duration,
         "duration": answer.duration,
         "acceptance": type(parts.rule).__name__.lower(),
@@ -281,18 +220,25 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int) -> d
         "device": str(target.device),
         "runner": target.identity.runner,
         "seed": seed,
+        **({"identical": answer.difference is None, "difference": answer.difference} if checked else {}),
     }
 
 
-def _gate(answers: Sequence[Answer]) -> None:
-    """GateFailed at the first text that differs from plain decoding."""
-    from medusa_cli.bench.compare import first_difference
-
-    for answer in answers:
-        assert answer.plain_ids is not None, "--check decodes plainly as well"
-        index = first_difference(answer.generation.token_ids, answer.plain_ids)
-        if index is not None:
-            raise GateFailed(
-                f"the text differs from plain decoding at token {index}",
-                "in bfloat16 a near tie can fall either way: --dtype float32 decides, medusa bench shows the margin",
-            )
+def _gate(answers: Sequence[Answer], console: Console) -> None:
+    """Tell of each text that differs from plain decoding; GateFailed when one does by more than rounding."""
+    wide = []
+    for number, answer in enumerate(answers, start=1):
+        found = answer.difference
+        if found is None:
+            continue
+        where = f"text {number} differs" if len(answers) > 1 else "the text differs"
+        gap = "one ends there" if found.margin is None else f"the two tokens' logits are {found.margin:.2g} apart"
+        console.warn(f"{where} from plain decoding at token {found.index}: {gap}, a {found.verdict}")
+        if found.verdict == "mismatch":
+            wide.append(where)
+    if wide:
+        raise GateFailed(
+            f"{wide[0]} from plain decoding by more than rounding", "please report this with: medusa doctor --json"
+        )
+    same = sum(answer.difference is None for answer in answers)
+    console.info(f"checked: {same} of {len(answers)} as plain decoding writes")

@@ -11,7 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from medusa_cli.acceptance.draws import Stream, uniform_of
+from medusa_cli.acceptance.shaping import Shaping
 from medusa_cli.contracts import AcceptanceRule, Drafter
+from medusa_cli.decode.debug import Watch, watching
 from medusa_cli.decode.rows import Limits, Row, Rows
 from medusa_cli.decode.step import take_step
 from medusa_cli.errors import DataError
@@ -20,12 +23,16 @@ from medusa_cli.target.model import Target
 
 @dataclass(frozen=True)
 class Parts:
-    """The four things decoding is made of."""
+    """What decoding is made of; `shaping` reworks logits before the rule sees them.
+
+    The text of prompt `key` is drawn with a stream of its own, which `seed` and the key give.
+    """
 
     target: Target
     drafter: Drafter
     rule: AcceptanceRule
-    rng: torch.Generator | None = None
+    shaping: Shaping | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,16 +68,30 @@ def decode(
     set gains nothing more. Raises DataError before the forward for a prompt that is empty or leaves no room in the
     context.
     """
+    with watching(parts.target) as watches:
+        yield from _decode(parts, prompts, limits, max_rows, join_at, watches)
+
+
+def _decode(
+    parts: Parts,
+    prompts: Iterable[Sequence[int]],
+    limits: Limits,
+    max_rows: int,
+    join_at: int,
+    watches: Sequence[Watch],
+) -> Iterator[Gain]:
     waiting = iter(enumerate(prompts))
-    rows = Rows(parts.target.new_cache(max_rows, capacity=0))
+    rows = Rows(parts.target.new_cache(max_rows, capacity=0), parts.shaping)
     while True:
         free = max_rows - len(rows.active)
         joining = list(islice(waiting, free)) if free >= join_at or not rows.active else []
         if joining:
-            yield from _join(parts, rows, [_new_row(key, prompt, limits) for key, prompt in joining])
+            yield from _join(parts, rows, [_new_row(key, prompt, limits, parts.seed) for key, prompt in joining])
         if rows.active:
             before = list(rows.active)
-            step = take_step(parts.target, parts.drafter, parts.rule, rows, parts.rng)
+            step = take_step(parts.target, parts.drafter, parts.rule, rows)
+            for watch in watches:
+                watch.after(rows, step)
             for index, row in enumerate(before):
                 yield Gain(row, step.tokens[index], step.hidden_BDH[index, : len(step.tokens[index])])
             _retire(parts, rows)
@@ -92,7 +113,7 @@ def generation_of(row: Row) -> Generation:
     return Generation(row.new_tokens, row.finish_reason, row.kept, row.num_nodes)
 
 
-def _new_row(key: int, prompt: Sequence[int], limits: Limits) -> Row:
+def _new_row(key: int, prompt: Sequence[int], limits: Limits, seed: int) -> Row:
     if not prompt:
         raise DataError("the prompt is empty", "give at least one token; a base model needs some text to go on")
     if limits.budget(len(prompt)) < 1:
@@ -100,7 +121,7 @@ def _new_row(key: int, prompt: Sequence[int], limits: Limits) -> Row:
             f"the prompt has {len(prompt)} tokens; the model's context holds {limits.context_limit}",
             "shorten the prompt: at least one position must be left to write to",
         )
-    return Row(key, list(prompt), len(prompt), limits)
+    return Row(key, list(prompt), len(prompt), limits, Stream(seed, key))
 
 
 @torch.inference_mode()
@@ -108,7 +129,11 @@ def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
     """Read the joining prompts with one forward and decide each row's first token; hidden states [B, 1, H]."""
     rows.lend_prefix(joining)
     seen = parts.target.prefill([row.tokens for row in joining], rows.cache, first_row=len(rows.active))
-    rows.admit(joining, seen, parts.rule.first(seen.logits_BNV[:, 0], parts.rng))
+    logits_BV = seen.logits_BNV[:, 0]
+    if parts.shaping is not None:
+        logits_BV = parts.shaping.first(logits_BV, joining)
+    uniform = uniform_of([row.stream for row in joining], [0] * len(joining), logits_BV.device)
+    rows.admit(joining, seen, parts.rule.first(logits_BV, uniform))
     parts.drafter.start(rows.context)
     return seen.hidden_BNH
 

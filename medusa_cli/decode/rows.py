@@ -11,7 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from medusa_cli.contracts import Context, Draft, Seen, Step, Verdict
+from medusa_cli.acceptance.draws import Stream, uniform_of
+from medusa_cli.acceptance.shaping import Shaping
+from medusa_cli.contracts import Context, Draft, Seen, Step, Uniform, Verdict
 from medusa_cli.target.cache import TreeCache
 
 LEND_FROM = 4  # tokens a shared beginning must have: copying less costs more than reading it
@@ -43,12 +45,16 @@ class Limits:
 
 @dataclass
 class Row:
-    """One text: `tokens` is prompt and new ids, the root included; `kept` and `num_nodes` have an entry a step."""
+    """One text: `tokens` is prompt and new ids, the root included; `kept` and `num_nodes` have an entry a step.
+
+    `stream` is where its random numbers come from.
+    """
 
     key: int
     tokens: list[int]
     prompt_tokens: int
     limits: Limits
+    stream: Stream = field(default_factory=Stream)
     finish_reason: Literal["stop", "length"] | None = None
     kept: list[int] = field(default_factory=list)
     num_nodes: list[int] = field(default_factory=list)
@@ -58,9 +64,14 @@ class Row:
         """The text without its prompt."""
         return self.tokens[self.prompt_tokens :]
 
+    @property
+    def most_tokens(self) -> int:
+        """Ids that prompt and text may have together."""
+        return self.prompt_tokens + self.limits.budget(self.prompt_tokens)
+
     def take(self, offered: Sequence[int]) -> int:
         """Append as many of the offered ids as stops and budget allow; returns how many. Sets finish_reason."""
-        left = self.limits.budget(self.prompt_tokens) - len(self.tokens) + self.prompt_tokens
+        left = self.most_tokens - len(self.tokens)
         allowed = list(offered[:left])
         stop = next((place + 1 for place, token in enumerate(allowed) if token in self.limits.stop_ids), None)
         if self.limits.find_stop is not None:
@@ -77,8 +88,9 @@ class Row:
 class Rows:
     """The rows of one run and the state a step needs: their cache, roots and hidden states."""
 
-    def __init__(self, cache: TreeCache) -> None:
+    def __init__(self, cache: TreeCache, shaping: Shaping | None = None) -> None:
         self.cache = cache
+        self.shaping = shaping
         self.active: list[Row] = []
         self.root_B: Tensor | None = None
         self.hidden_BH: Tensor | None = None
@@ -90,6 +102,17 @@ class Rows:
         assert self.root_B is not None
         assert self.hidden_BH is not None
         return Context([row.tokens for row in self.active], self.root_B, self.hidden_BH, self.accepted_hidden_BDH)
+
+    @property
+    def uniform(self) -> Uniform:
+        """Random numbers for the active rows."""
+        assert self.root_B is not None
+        places = [len(row.tokens) - row.prompt_tokens for row in self.active]
+        return uniform_of([row.stream for row in self.active], places, self.root_B.device)
+
+    def shaped(self, logits_BNV: Tensor, draft: Draft) -> Tensor:
+        """The logits as generation settings ask; as they are where nothing is asked."""
+        return logits_BNV if self.shaping is None else self.shaping.nodes(logits_BNV, draft, self.active)
 
     def lend_prefix(self, joining: Sequence[Row]) -> None:
         """Give the rows that join the longest beginning that an active row shares with all of them.

@@ -8,13 +8,12 @@ from medusa_cli.target.model import Target
 
 
 @torch.inference_mode()
-def take_step(
-    target: Target, drafter: Drafter, rule: AcceptanceRule, rows: Rows, rng: torch.Generator | None = None
-) -> Step:
+def take_step(target: Target, drafter: Drafter, rule: AcceptanceRule, rows: Rows) -> Step:
     """Guess a tree, check it with one forward, keep one path per row."""
     draft = drafter.propose(rows.context)  # a tree of guesses under each row's root
     seen = target.verify(draft, rows.cache)  # one forward scores every node
-    verdict = rule.accept(draft, seen.logits_BNV, rng)  # which path survives, and what follows it
+    logits_BNV = rows.shaped(seen.logits_BNV, draft)  # as generation settings ask, each node by its own text
+    verdict = rule.accept(draft, logits_BNV, rows.uniform)  # which path survives, and what follows it
     verdict = rows.limit(verdict, draft)  # cut at stops and budgets: the one place, the one host read
     rows.cache.keep(verdict)  # keys and values of the losers are forgotten
     return rows.advance(draft, verdict, seen.hidden_BNH)  # verdict.next_B becomes the new root

@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from medusa_cli.atomic import sync, write_atomically
 from medusa_cli.errors import FormatError, HeadsMismatch
-from medusa_cli.formats.atomic import sync, write_atomically
 from medusa_cli.formats.places import DESCRIPTION
 from medusa_cli.heads.medusa import HeadsTarget, MedusaConfig, MedusaHeads, check_belongs
 

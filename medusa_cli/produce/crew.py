@@ -45,8 +45,7 @@ class Manner:
 def write_here(target: Target, prompts: Iterable[Sequence[int]], manner: Manner) -> Generator[Written, None, None]:
     """A text for every prompt, in the order they finish, written in this process."""
     rule: AcceptanceRule = Lossless(manner.temperature, manner.top_p, top_k=0) if manner.temperature > 0 else Greedy()
-    rng = torch.Generator(target.device).manual_seed(manner.seed)
-    parts = Parts(target, NoDrafter(), rule, rng)
+    parts = Parts(target, NoDrafter(), rule, seed=manner.seed)
     limits = Limits(manner.max_new_tokens, target.stop_ids, manner.max_tokens)
     seen: dict[int, list[torch.Tensor]] = {}
     for gain in decode(parts, prompts, limits, manner.rows, join_at=max(1, manner.rows // JOIN_SHARE)):

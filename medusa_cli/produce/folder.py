@@ -14,8 +14,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import DataError, TrainingError
-from medusa_cli.formats.atomic import write_atomically
 from medusa_cli.home import expanded
 from medusa_cli.recipe import Recipe
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_settings, recipe_hash

@@ -11,6 +11,8 @@ from pathlib import Path
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.distill import Written, read_written, steered, write_prompts
 from medusa_cli.data.tokens import prompt_ids
+from medusa_cli.decode.room import check_room
+from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import DataError
 from medusa_cli.produce.crew import Manner, write_beside, write_here
 from medusa_cli.recipe import Recipe
@@ -142,6 +144,8 @@ def _write(
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     queue = [prompts[index] for index in order]
     workers = min(recipe.data.workers, -(-len(prompts) // manner.rows))
+    limits = Limits(manner.max_new_tokens, context_limit=manner.max_tokens)
+    check_room(target, prompts, limits, manner.rows * workers, 0, "write fewer at once: data.rows and data.workers")
     texts = write_beside(recipe, queue, manner, workers) if workers > 1 else write_here(target, queue, manner)
     with closing(texts):
         for written in texts:

@@ -8,7 +8,6 @@ Shape letters: B rows, N tree nodes, V vocabulary, L tokens of the longest path 
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ import transformers
 from torch import Tensor
 
 import medusa_cli
+from medusa_cli.atomic import write_atomically
 from medusa_cli.contracts import Draft
 from medusa_cli.errors import TargetError
 from medusa_cli.home import cache_home
@@ -202,11 +202,6 @@ def _remembered(file: Path) -> CheckResult | None:
 
 def _remember(file: Path, identity: str, result: CheckResult) -> None:
     """Write the result for the next load. Where nothing can be written, the next load checks again."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
+    with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps({"of": json.loads(identity), "result": asdict(result)}), encoding="utf-8")
-        os.replace(partial, file)
-    except OSError:
-        with suppress(OSError):
-            partial.unlink()
+        write_atomically(file, json.dumps({"of": json.loads(identity), "result": asdict(result)}))

@@ -120,6 +120,13 @@ class Target:
         """Layers that write keys and values."""
         return self.config.num_hidden_layers
 
+    @cached_property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes that one token takes in the cache, all layers together: measured."""
+        cache = self.new_cache(1, 1)
+        self.prefill([[0]], cache)
+        return cache.num_bytes()
+
     def new_cache(self, num_rows: int, capacity: int) -> TreeCache:
         """An empty cache for `num_rows` rows with room for `capacity` columns each (it grows when needed)."""
         return TreeCache(self.num_layers, num_rows, capacity)

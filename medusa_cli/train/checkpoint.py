@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
-from medusa_cli.formats.atomic import write_atomically
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.recipe import Recipe
 

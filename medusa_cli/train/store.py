@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
-from medusa_cli.formats.atomic import write_atomically
 
 _VERSION = 1
 _AGAIN = "delete the folder and run the data stage again"

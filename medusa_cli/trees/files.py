@@ -17,7 +17,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import FormatError, MedusaError, TreeError
+from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.tree import TokenTree
 
 MAX_NODES = 1024
@@ -60,23 +62,23 @@ def read_tree(file: Path) -> TokenTree:
     return _from_value(value, str(file))
 
 
+def read_shape(folder: Path) -> TokenTree | DynamicShape:
+    """What the heads in `folder` draft in when no tree is named: the dynamic shape stored with them, else the tree."""
+    tree, file = read_tree(folder), folder / "tree.json"
+    value = _literal(_read_text(file), str(file))
+    spec = value.get("dynamic") if isinstance(value, dict) else None
+    if spec is None:
+        return tree
+    shape = DynamicShape.parse(spec) if isinstance(spec, str) else None
+    if shape is None:
+        raise TreeError(f"{file}: {_shown(spec)} is no dynamic tree", "write dynamic:SIZE:FLOOR, or leave it out")
+    return shape
+
+
 def write_tree(file: Path, tree: TokenTree, facts: Mapping[str, Any]) -> None:
     """Write a tree.json: the paths, then `facts` (such as expected_tokens). A kill leaves the old file or the new."""
     document = {"paths": [list(path) for path in tree.paths()], **facts}
-    write_atomically(file, (json.dumps(document) + "\n").encode())
-
-
-def write_atomically(file: Path, content: bytes) -> None:
-    """Put `content` in `file` by renaming a finished neighbour over it."""
-    neighbour = file.with_name(f".{file.name}.{os.getpid()}.part")
-    try:
-        with neighbour.open("wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        neighbour.replace(file)
-    finally:
-        neighbour.unlink(missing_ok=True)
+    write_atomically(file, json.dumps(document) + "\n")
 
 
 @dataclass(frozen=True)

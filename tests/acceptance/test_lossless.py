@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from medusa_cli.acceptance import lossless
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.contracts import AcceptanceRule, Draft, Verdict
+from medusa_cli.contracts import AcceptanceRule, Draft, Uniform, Verdict
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import follows
 
@@ -23,10 +23,15 @@ def rng_of(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def uniform_for(num_rows: int, seed: int = 0) -> Uniform:
+    rng = rng_of(seed)
+    return lambda count: torch.rand(num_rows, count, dtype=torch.float64, generator=rng)
+
+
 def accepted(rule: Lossless, tokens_N: list[int], tree: TokenTree, logits_NV: Tensor, seed: int = 0) -> Verdict:
     """DRAWS rows with the same draft and the same logits at its nodes."""
     draft = Draft(torch.tensor([tokens_N]).expand(DRAWS, -1), tree)
-    return rule.accept(draft, logits_NV.expand(DRAWS, -1, -1), rng_of(seed))
+    return rule.accept(draft, logits_NV.expand(DRAWS, -1, -1), uniform_for(DRAWS, seed))
 
 
 def gained(verdict: Verdict, tokens_N: list[int], place: int) -> Tensor:
@@ -108,7 +113,7 @@ def test_draws_follow_the_processed_law_at_the_root_and_below(temperature: float
     assert follows(gained(verdict, tokens, 0), p_NV[0])
     for child in (1, 2):
         assert follows(verdict.next_B[verdict.path_BD[:, 1] == child], p_NV[child])
-    assert follows(rule.first(logits_NV[:1].expand(DRAWS, -1), rng_of()), p_NV[0])
+    assert follows(rule.first(logits_NV[:1].expand(DRAWS, -1), uniform_for(DRAWS)), p_NV[0])
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -116,10 +121,10 @@ def test_draws_follow_the_processed_law_at_the_root_and_below(temperature: float
 def test_a_nucleus_is_taken_for_a_first_token_and_for_every_node(top_p: float, num_rows: int) -> None:
     # EAGLE#215: a dimension error on the bonus token
     rule = Lossless(temperature=0.9, top_p=top_p, top_k=0)
-    assert rule.first(torch.randn(num_rows, 5), rng_of()).shape == (num_rows,)
+    assert rule.first(torch.randn(num_rows, 5), uniform_for(num_rows)).shape == (num_rows,)
     for tree in (TokenTree.empty(), TokenTree.chain(3)):
         draft = Draft(torch.zeros(num_rows, tree.num_nodes, dtype=torch.long), tree)
-        verdict = rule.accept(draft, torch.randn(num_rows, tree.num_nodes, 5), rng_of())
+        verdict = rule.accept(draft, torch.randn(num_rows, tree.num_nodes, 5), uniform_for(num_rows))
         assert verdict.next_B.shape == (num_rows,)
 
 
@@ -128,7 +133,7 @@ def test_a_nucleus_wider_than_the_tokens_looked_at_first_is_drawn_whole(monkeypa
     rule = Lossless(temperature=1.0, top_p=0.75, top_k=0)
     flat_V, sharp_V = 0.3 * torch.randn(20, generator=rng_of(3)), torch.zeros(20)
     sharp_V[11] = 20.0
-    drawn_M2 = rule.first(torch.stack([flat_V, sharp_V]).repeat(DRAWS, 1), rng_of()).view(DRAWS, 2)
+    drawn_M2 = rule.first(torch.stack([flat_V, sharp_V]).repeat(DRAWS, 1), uniform_for(2 * DRAWS)).view(DRAWS, 2)
     assert (drawn_M2[:, 1] == 11).all()
     assert follows(drawn_M2[:, 0], rule.probabilities(flat_V))
 
@@ -143,7 +148,7 @@ def test_half_precision_logits_are_drawn_from_in_float32() -> None:
 
 
 def test_the_same_seed_draws_the_same_and_another_seed_does_not() -> None:
-    # vllm#16077; another tree uses up other draws, so it may change the text but never its law
+    # vllm#16077
     tokens, tree, logits_NV = [3, 0, 1, 2], TokenTree.from_paths([[0], [1], [2]]), torch.zeros(4, 4)
     first, again, other = (accepted(PLAIN, tokens, tree, logits_NV, seed) for seed in (5, 5, 6))
     assert torch.equal(first.next_B, again.next_B)
@@ -155,9 +160,9 @@ def test_the_same_seed_draws_the_same_and_another_seed_does_not() -> None:
 def test_every_way_to_accept_runs_and_is_exact(rule: AcceptanceRule) -> None:
     # an advertised mode of Medusa's raised a TypeError
     draft = Draft(torch.tensor([[3, 0, 1], [2, 1, 0]]), TokenTree.from_paths([[0], [0, 0]]))
-    verdict = rule.accept(draft, torch.randn(2, 3, 9), rng_of())
+    verdict = rule.accept(draft, torch.randn(2, 3, 9), uniform_for(2))
     assert verdict.path_BD.shape == (2, 3)
-    assert rule.first(torch.randn(2, 9), rng_of()).shape == (2,)
+    assert rule.first(torch.randn(2, 9), uniform_for(2)).shape == (2,)
     assert rule.exact
 
 

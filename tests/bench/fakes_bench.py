@@ -42,18 +42,18 @@ class FakeArm:
     seconds: float = 1.0
     calls: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
-    def generate(self, prompt_ids: list[int]) -> Reply:
-        self.calls.append((self.name, tuple(prompt_ids)))
+    def generate(self, prompts: Sequence[list[int]]) -> list[Reply]:
+        self.calls += [(self.name, tuple(prompt_ids)) for prompt_ids in prompts]
         self.clock.now += self.seconds
-        return self.answer(tuple(prompt_ids))
+        return [self.answer(tuple(prompt_ids)) for prompt_ids in prompts]
 
 
 def prompts(count: int, category: str = "all") -> list[BenchPrompt]:
     return [BenchPrompt(f"p{n}", category, (100 + n,)) for n in range(count)]
 
 
-def plan(num_warmups: int = 0, repeats: int = 1, stop: StopRule = RULE) -> Plan:
-    return Plan(num_warmups, repeats, stop)
+def plan(num_warmups: int = 0, repeats: int = 1, stop: StopRule = RULE, batch_size: int = 1) -> Plan:
+    return Plan(num_warmups, repeats, stop, batch_size)
 
 
 def timed(

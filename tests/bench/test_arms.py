@@ -39,7 +39,7 @@ PROMPT = [5, 9, 11, 5, 9, 11, 5, 9]
 
 
 def test_it_writes_what_greedy_decoding_writes_one_token_a_step(model: LlamaForCausalLM) -> None:
-    reply = _arm(model).generate(PROMPT)
+    reply = _arm(model).generate([PROMPT])[0]
     assert list(reply.token_ids) == _greedy(model, PROMPT, 12)
     assert (reply.num_steps, list(reply.kept), list(reply.num_nodes)) == (11, [1] * 11, [1] * 11)
 
@@ -49,7 +49,7 @@ def test_settings_of_the_generation_config_change_nothing_and_are_named(model: L
     before = model.generation_config
     try:
         arm = _arm(model)
-        assert list(arm.generate(PROMPT).token_ids) == _greedy(model, PROMPT, 12)
+        assert list(arm.generate([PROMPT])[0].token_ids) == _greedy(model, PROMPT, 12)
         assert set(arm.neutralised) == {"repetition_penalty", "no_repeat_ngram_size", "suppress_tokens"}
         assert model.generation_config is before
     finally:
@@ -60,16 +60,16 @@ def test_settings_of_the_generation_config_change_nothing_and_are_named(model: L
 def test_it_ends_at_the_shared_stop_ids_and_at_the_context_limit(model: LlamaForCausalLM) -> None:
     wrote = _greedy(model, PROMPT, 12)
     place = next(n for n in range(2, 12) if wrote[n] not in wrote[:n])
-    assert list(_arm(model, stops={wrote[place]}).generate(PROMPT).token_ids) == wrote[: place + 1]
+    assert list(_arm(model, stops={wrote[place]}).generate([PROMPT])[0].token_ids) == wrote[: place + 1]
     tight = HfGreedyArm("hf-greedy", model, StopRule(frozenset(), 12, len(PROMPT) + 3), pad_id=0)
-    assert list(tight.generate(PROMPT).token_ids) == wrote[:3]
+    assert list(tight.generate([PROMPT])[0].token_ids) == wrote[:3]
 
 
 @pytest.mark.parametrize("lookup", [2, 6])
 def test_prompt_lookup_writes_the_same_in_fewer_steps_and_every_token_is_accounted_for(
     model: LlamaForCausalLM, lookup: int
 ) -> None:
-    reply = _arm(model, 24, lookup=lookup).generate(PROMPT)
+    reply = _arm(model, 24, lookup=lookup).generate([PROMPT])[0]
     assert list(reply.token_ids) == _greedy(model, PROMPT, 24)
     by_prefill = len(reply.token_ids) - sum(reply.kept)
     assert 1 <= by_prefill <= lookup + 1
@@ -79,14 +79,26 @@ def test_prompt_lookup_writes_the_same_in_fewer_steps_and_every_token_is_account
 
 def test_a_second_prompt_gets_what_it_would_get_alone(model: LlamaForCausalLM) -> None:
     arm = _arm(model, lookup=3)
-    alone = arm.generate(PROMPT)
-    arm.generate([1, 2, 3])
-    assert arm.generate(PROMPT) == alone
+    alone = arm.generate([PROMPT])
+    arm.generate([[1, 2, 3]])
+    assert arm.generate([PROMPT]) == alone
+
+
+def test_prompts_written_at_once_get_what_each_gets_alone(model: LlamaForCausalLM) -> None:
+    prompts = [PROMPT, [1, 2, 3], [7], [4, 4, 8, 60, 61]]
+    wrote = _greedy(model, PROMPT, 12)
+    arm = _arm(model, stops={wrote[5], _greedy(model, [7], 12)[3]})
+    together = arm.generate(prompts)
+    for reply, prompt in zip(together, prompts, strict=True):
+        (alone,) = arm.generate([prompt])
+        assert list(reply.token_ids) == list(alone.token_ids)
+        assert (reply.num_steps, list(reply.kept)) == (alone.num_steps, list(alone.kept))
+    assert len({len(reply.token_ids) for reply in together}) > 1
 
 
 def test_the_loop_arm_hands_on_what_its_loop_says() -> None:
     said = Reply([1], "length", 0, [], [])
-    assert LoopArm("medusa", lambda ids: said).generate([4]) is said
+    assert LoopArm("medusa", lambda prompts: [said] * len(prompts)).generate([[4], [5]]) == [said, said]
 
 
 def test_a_watch_times_the_named_parts_and_leaves_the_rest_alone() -> None:

@@ -11,8 +11,9 @@ import typer
 
 import medusa_cli.assemble
 from medusa_cli.assemble import DrafterChoice
+from medusa_cli.bench import build
 from medusa_cli.bench.arms import Reply
-from medusa_cli.cli import bench
+from medusa_cli.cli.bench import arm_names
 from tests.bench.fakes_bench import RULE, SETUP, FakeArm, FakeClock, reply
 from tests.cli.harness import Done, run_here
 
@@ -26,24 +27,28 @@ class World:
         self.seconds = {"medusa": 1.0}
         self.plain = [1, 2, 3]
         self.built: list[tuple[Any, ...]] = []
+        self.asked_for_room: list[tuple[int, int]] = []
 
-    def build(self, settings: Any, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> bench.Bench:
+    def check_room(self, prompts: Sequence[Sequence[int]], num_rows: int) -> None:
+        self.asked_for_room.append((len(prompts), num_rows))
+
+    def build(self, settings: Any, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> build.Bench:
         self.built.append((settings, choice, list(names), max_new_tokens))
         arms = [
             FakeArm(name, self.clock, lambda _, name=name: self.replies.get(name, reply([1] * 6)),
                     self.seconds.get(name, 2.0))
             for name in ("medusa", *names)
         ]  # fmt: skip
-        return bench.Bench(
+        return build.Bench(
             arms, RULE, SETUP, 32_000, lambda text: [1, 2], lambda text: list(self.plain),
-            lambda ids: torch.tensor([9.0, 0.0] * 20), self.clock, ["note: fakes."],
+            lambda ids: torch.tensor([9.0, 0.0] * 20), self.check_room, self.clock, ["note: fakes."],
         )  # fmt: skip
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(bench, "build_arms", made.build)
+    monkeypatch.setattr(build, "build_arms", made.build)
     monkeypatch.setattr(medusa_cli.assemble, "check_choice", lambda choice, model: None)
     return made
 
@@ -68,6 +73,11 @@ def test_json_prints_one_document_and_nothing_else_on_stdout(world: World, file:
     assert [row["id"] for row in report["arms"]["medusa"]["results"]] == ["q0", "q1", "q2", "q3"]
     assert set(report["arms"]["medusa"]["categories"]) == {"c0", "c1"}
     assert done.err == "bench\n"
+
+
+def test_room_for_the_cache_is_asked_for_before_anything_runs(world: World, file: Path) -> None:
+    assert _run("--prompts", file, "--batch-size", 3, "-q").code == 0
+    assert world.asked_for_room == [(4, 3)]
 
 
 def test_without_json_the_table_and_the_verdict_are_printed(world: World, file: Path) -> None:
@@ -114,13 +124,13 @@ def test_flags_reach_the_models(world: World, file: Path) -> None:
 )
 def test_an_arm_that_does_not_exist_is_a_usage_error_before_any_model(world: World, name: str, said: str) -> None:
     with pytest.raises(typer.BadParameter, match=said.replace("?", r"\?")):
-        bench.arm_names(name)
+        arm_names(name)
     assert _run("--compare", name).code == 2
     assert world.built == []
 
 
 def test_arms_named_twice_run_once() -> None:
-    assert bench.arm_names("greedy, hf-greedy@bfloat16,greedy") == ["greedy", "hf-greedy@bfloat16"]
+    assert arm_names("greedy, hf-greedy@bfloat16,greedy") == ["greedy", "hf-greedy@bfloat16"]
 
 
 def test_a_speed_up_below_the_gate_exits_3_after_the_report(world: World, file: Path) -> None:

@@ -10,7 +10,7 @@ from tests.bench.fakes_bench import prompts
 
 
 def _trial(arm: str, ids: list[int]) -> Trial:
-    return Trial(arm, prompts(1)[0], 0, Reply(ids, "length", 0, [], []), 1.0)
+    return Trial(arm, prompts(1)[0], 0, Reply(ids, "length", 0, [], []), 1.0, 1.0)
 
 
 def _pair(ours: list[int], theirs: list[int], logits: list[float], dtype: str = "float32", arm: str = "greedy"):
@@ -59,3 +59,10 @@ def test_a_pair_of_dtypes_is_judged_by_the_coarser_one() -> None:
 def test_a_reply_that_ends_early_is_a_mismatch_without_a_margin() -> None:
     found, asked = _pair([7], [7, 8], [0.0])
     assert (found.divergences[0].margin, found.divergences[0].verdict, asked) == (None, "mismatch", [])
+
+
+def test_a_token_that_may_not_come_makes_no_other_a_near_tie() -> None:
+    found, _ = _pair([0], [1], [10.0, 9.5, float("-inf")])
+    assert found.divergences[0].verdict == "mismatch"
+    forbidden, _ = _pair([0], [2], [10.0, 9.5, float("-inf")])
+    assert (forbidden.divergences[0].margin, forbidden.divergences[0].verdict) == (float("inf"), "mismatch")

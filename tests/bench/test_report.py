@@ -104,7 +104,7 @@ def test_replies_that_are_empty_or_one_token_long_divide_by_nothing() -> None:
 def test_the_spread_is_over_repeats_or_over_thirds_of_the_prompts() -> None:
     clock = FakeClock()
     trials = timed(clock, {"medusa": [reply([4], 8)] * 4, "greedy": [reply([1] * 4)] * 4}, {"medusa": 1, "greedy": 2})
-    slow_last = [t if t.prompt.id != "p1" or t.arm != "medusa" else type(t)(**{**vars(t), "duration": 4.0})
+    slow_last = [t if t.prompt.id != "p1" or t.arm != "medusa" else type(t)(**{**vars(t), "share": 4.0})
                  for t in trials]  # fmt: skip
     report = build_report(SETUP, slow_last, "medusa", alike(trials), [])
     assert report["speedup_spread"]["greedy"] == pytest.approx([0.5, 2.0])

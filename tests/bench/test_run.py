@@ -75,3 +75,15 @@ def test_no_prompts_give_no_trials() -> None:
     clock = FakeClock()
     arm = FakeArm("a", clock, lambda _: reply([1]))
     assert run_bench([arm], [], plan(num_warmups=2), clock, _quiet) == []
+
+
+def test_prompts_run_in_batches_and_their_shares_add_up_to_the_time() -> None:
+    clock = FakeClock()
+    arms = [FakeArm(name, clock, lambda _: reply([1])) for name in ("a", "b")]
+    trials = run_bench(arms, prompts(5), plan(num_warmups=3, batch_size=2), clock, _quiet)
+    assert [[trial.prompt.id for trial in trials if trial.arm == name] for name in ("a", "b")] == [
+        ["p0", "p1", "p2", "p3", "p4"]
+    ] * 2
+    assert [trial.duration for trial in trials if trial.arm == "a"] == [1.0] * 5
+    assert [trial.share for trial in trials if trial.arm == "a"] == [0.5, 0.5, 0.5, 0.5, 1.0]
+    assert sum(trial.share for trial in trials) == clock.now - 2 * 2, "three batches on each of two arms"

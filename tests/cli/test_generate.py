@@ -1,7 +1,9 @@
 """`medusa generate` on a tiny model and heads trained on its own text."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +33,8 @@ def test_texts_with_heads_are_the_texts_without_in_fewer_steps(generate: Medusa,
     plain = generate("--prompt-file", prompts, "--json", "--drafter", "none", heads=None).document
     assert [one["token_ids"] for one in ours] == [one["token_ids"] for one in plain]
     assert [one["text"] for one in ours] == [one["text"] for one in plain]
-    assert {one["num_steps"] for one in plain} == {39}
-    assert sum(one["num_steps"] for one in ours) < 39 * len(ours)
+    assert [one["num_steps"] for one in plain] == [one["completion_tokens"] - 1 for one in plain]
+    assert sum(one["num_steps"] for one in ours) < sum(one["num_steps"] for one in plain)
     assert {(one["drafter"], one["tree_size"]) for one in ours} == {("medusa", 6)}
     assert {(one["drafter"], one["tree_size"]) for one in plain} == {("none", 0)}
 
@@ -69,21 +71,42 @@ def test_a_stop_string_ends_the_text_before_it_and_the_ids_with_it(generate: Med
     assert generate(PROMPT, "--stop", stop).out == cut["text"] + "\n"
 
 
-def test_a_check_passes_where_the_texts_are_the_same(generate: Medusa) -> None:
-    done = generate(PROMPT, "--check")
+@pytest.mark.parametrize("flags", [(), ("--min-new-tokens", 9), ("--ignore-eos",)])
+def test_a_check_passes_where_the_texts_are_the_same(generate: Medusa, flags: tuple[object, ...]) -> None:
+    done = generate(PROMPT, "--check", "--json", *flags)
     assert done.code == 0, done.err
+    assert (done.document["identical"], done.document["difference"]) == (True, None)
+    assert "checked: 1 of 1 as plain decoding writes" in generate(PROMPT, "--check", *flags).err
 
 
-def test_a_check_that_finds_a_difference_exits_3_after_the_text(
-    generate: Medusa, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from medusa_cli.cli import generate as module
+@pytest.fixture
+def another_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding finds another text."""
+    from medusa_cli.decode import loop
 
-    monkeypatch.setattr(module, "_plainly", lambda *_: [1, 2, 3])
+    other = loop.Generation([1, 2, 3], "length", [1, 1], [1, 1])
+    monkeypatch.setattr(loop, "collect", lambda *_: [other])
+
+
+@pytest.mark.usefixtures("another_text")
+def test_a_check_that_finds_a_mismatch_exits_3_after_the_text(generate: Medusa) -> None:
     done = generate(PROMPT, "--check")
     assert done.code == 3
-    assert "error: the text differs from plain decoding at token 0" in done.err
+    assert "the text differs from plain decoding at token 0: the two tokens' logits are" in done.err
+    assert "error: the text differs from plain decoding by more than rounding\n hint: " in done.err
     assert done.out
+
+
+@pytest.mark.usefixtures("another_text")
+def test_a_check_that_finds_a_near_tie_says_so_and_passes(generate: Medusa, monkeypatch: pytest.MonkeyPatch) -> None:
+    from medusa_cli.bench import compare
+
+    monkeypatch.setattr(compare, "near_tie_bound", lambda dtype, scale: 1e9)
+    done = generate(PROMPT, "--check", "--json")
+    assert done.code == 0
+    assert "apart, a near-tie" in done.err
+    assert done.document["difference"]["verdict"] == "near-tie"
+    assert 0 < done.document["difference"]["margin"] < 1e9
 
 
 def test_a_dash_reads_the_prompt_from_stdin(generate: Medusa) -> None:
@@ -147,3 +170,105 @@ def test_a_recipe_file_names_the_model(medusa: Medusa, tiny: Path, tmp_path: Pat
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"target: {{model: {tiny}, dtype: float32}}\n")
     assert medusa("generate", PROMPT, "-c", recipe, "-n", 4, "--json").document["model"] == str(tiny)
+
+
+@pytest.mark.parametrize(("acceptance", "exact"), [("lossless", True), ("typical", False)])
+def test_every_way_of_accepting_runs_and_says_whether_it_is_exact(
+    generate: Medusa, acceptance: str, exact: bool
+) -> None:
+    done = generate(PROMPT, "--json", "--acceptance", acceptance, "--temperature", 0.8)
+    assert (done.code, done.document["acceptance"], done.document["exact"]) == (0, acceptance, exact)
+    assert ("typical acceptance is not exact" in done.err) is not exact
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("--acceptance", "typical"), 1, "typical acceptance samples, at a temperature above 0"),
+        (("--posterior-alpha", 0.5), 1, "belong to typical acceptance"),
+        (("--posterior-threshold", 1.5), 2, "--posterior-threshold is a probability"),
+        (("--posterior-alpha", "nan"), 2, "--posterior-alpha is a factor above 0"),
+        (("--acceptance", "greedy", "--temperature", 1), 1, "greedy acceptance has no temperature"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_told(
+    generate: Medusa, args: tuple[object, ...], code: int, said: str
+) -> None:
+    done = generate(PROMPT, *args)
+    assert done.code == code
+    assert said in done.err
+
+
+def test_what_the_model_s_settings_ask_for_is_followed_and_said(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"repetition_penalty": 1.5, "top_p": 0.4}))
+
+    def written(model: Path, *args: object) -> tuple[str, str]:
+        done = medusa("generate", PROMPT, "-m", model, "--dtype", "float32", "-n", 24, *args)
+        assert done.code == 0, done.err
+        return done.out, done.err
+
+    text, said = written(tmp_path / "model")
+    assert "as the model's generation_config says: repetition_penalty 1.5\n" in said
+    assert text != written(tiny)[0]
+    text, said = written(tmp_path / "model", "--temperature", 0.9)
+    assert "says: repetition_penalty 1.5, top_p 0.4\n" in said
+    text, said = written(tmp_path / "model", "--temperature", 0.9, "--top-p", 0.9)
+    assert "says: repetition_penalty 1.5\n" in said
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"guidance_scale": 2.0}))
+    refused = medusa("generate", PROMPT, "-m", tmp_path / "model")
+    assert (refused.code, refused.err.count(" hint: ")) == (1, 1)
+    assert "asks for guidance_scale, which can't be followed in a tree" in refused.err
+
+
+def test_ends_can_be_put_off_or_ignored(generate: Medusa, tiny: Path, medusa: Medusa, tmp_path: Path) -> None:
+    text = generate(PROMPT, "--json").document["token_ids"]
+    shutil.copytree(tiny, tmp_path / "model")
+    file = tmp_path / "model" / "generation_config.json"
+    file.write_text(json.dumps({"eos_token_id": [text[6]]}))
+
+    def document(*args: object) -> dict[str, Any]:
+        options = ("-m", tmp_path / "model", "--dtype", "float32", "-n", 40, "--json")
+        return medusa("generate", PROMPT, *options, *args).document
+
+    stopped = document()
+    end = text.index(text[6]) + 1
+    assert (stopped["token_ids"], stopped["finish_reason"]) == (text[:end], "stop")
+    ignored = document("--ignore-eos")
+    assert (ignored["token_ids"], ignored["finish_reason"]) == (text, "length")
+    later = document("--min-new-tokens", 20)
+    assert len(later["token_ids"]) >= 20
+    assert text[6] not in later["token_ids"][:20]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 5])
+def test_prompts_written_side_by_side_are_shown_in_their_order(
+    generate: Medusa, heads: Path, tmp_path: Path, batch_size: int
+) -> None:
+    lines = (heads / "written" / "prompts.jsonl").read_text().splitlines()[:5]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    alone = [generate(json.loads(line)["prompt"], "--json").document for line in lines]
+    args = ("--prompt-file", tmp_path / "prompts.jsonl", "--batch-size", batch_size)
+    documents = generate(*args, "--json", "--check").document
+    for found, wanted in zip(documents, alone, strict=True):
+        for name in ("prompt", "text", "token_ids", "prompt_tokens", "finish_reason"):
+            assert found[name] == wanted[name]
+    for stream in ("--stream", "--no-stream"):
+        shown = generate(*args, stream)
+        assert shown.out == "".join(one["text"] + "\n" for one in alone)
+        assert [line.partition(" tokens in ")[0] for line in shown.err.splitlines()] == [
+            str(one["completion_tokens"]) for one in alone
+        ]
+
+
+def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(generate: Medusa, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("sea\n" * 3)
+    import medusa_cli.decode.room
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(medusa_cli.decode.room, "free_bytes", lambda device: 1000)
+        refused = generate("--prompt-file", tmp_path / "prompts.txt")
+    assert (refused.code, refused.out) == (1, "")
+    assert "3 texts of up to 128 tokens at once need " in refused.err
+    assert refused.err.count(" hint: write fewer at once (--batch-size)") == 1

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from medusa_cli.decode import room
 from tests.cli.harness import Done, Medusa, Trained, train_args
 
 FEW = ("--max-steps", 5)
@@ -264,3 +265,14 @@ def test_a_plan_bounds_what_the_run_then_does_and_changes_nothing(
 
 def test_a_plan_and_a_preview_are_not_shown_at_once(train: Callable[..., Done]) -> None:
     assert train("--plan", "--preview-masks").code == 2
+
+
+def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(
+    train: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "free_bytes", lambda device: 1000)
+    refused = train("data.rows=40")
+    assert refused.code == 1
+    assert " texts of up to 128 tokens at once need " in refused.err
+    assert " hint: write fewer at once: data.rows and data.workers" in refused.err
+    assert not (tmp_path / "run" / "written" / "prompts.jsonl").exists()

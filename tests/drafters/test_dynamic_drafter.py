@@ -11,7 +11,7 @@ from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.errors import TreeError
 from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
 from medusa_cli.trees.dynamic import DynamicShape
-from tests.fakes import NUM_NEW, known, target_of, tiny_model
+from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
 
 def random_heads(target, sees_root: bool = True) -> MedusaHeads:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import struct
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -13,50 +12,8 @@ import torch
 import medusa_cli.formats.native as native
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.native import NativeFormat, read_heads, write_heads
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
-
-HIDDEN, VOCAB, REAL, HEADS, WIDTH = 16, 50, 47, 3, 20
-
-
-@dataclass
-class FakeTarget:
-    name: str = "tiny"
-    fingerprint: str = "abc"
-    hidden_size: int = HIDDEN
-    vocab_size: int = VOCAB
-    real_vocab: int = REAL
-    dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
-    output_weight: torch.Tensor = field(
-        default_factory=lambda: torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
-    )
-    output_bias: torch.Tensor | None = None
-
-
-def some_heads(
-    *, num_layers: int = 1, own_output: bool = False, output_bias: bool = False, sees_root: bool = False
-) -> MedusaHeads:
-    target = FakeTarget()
-    config = MedusaConfig(
-        num_heads=HEADS,
-        num_layers=num_layers,
-        hidden_size=HIDDEN,
-        vocab_size=VOCAB,
-        draft_vocab=WIDTH,
-        own_output=own_output,
-        output_bias=output_bias,
-        sees_root=sees_root,
-        target_name=target.name,
-        target_fingerprint=target.fingerprint,
-    )
-    bias = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4)) if output_bias else None
-    ids = torch.randperm(REAL, generator=torch.Generator().manual_seed(5))[:WIDTH].sort().values
-    heads = MedusaHeads.fresh(config, ids, target.output_weight, bias)
-    torch.manual_seed(6)
-    with torch.no_grad():
-        for parameter in heads.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return heads
+from medusa_cli.heads.medusa import MedusaHeads
+from tests.tiny_heads import HIDDEN, REAL, FakeTarget, some_heads
 
 
 def equal(one: MedusaHeads, other: MedusaHeads) -> bool:

@@ -12,7 +12,8 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.model import Target
-from tests.fakes import NUM_NEW, SHAPES, KnowingDrafter, RandomDrafter, known, target_of, tiny_model
+from tests.fakes import SHAPES, KnowingDrafter, RandomDrafter
+from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
 LENGTHS = (5, 17, 11, 3, 9, 14, 1)
 

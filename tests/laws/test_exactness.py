@@ -13,11 +13,10 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.target.model import Target
-from tests.fakes import (
+from tests.fakes import DRAFTERS, SHAPES
+from tests.tiny_models import (
     ARCHITECTURES,
-    DRAFTERS,
     NUM_NEW,
-    SHAPES,
     SPARE,
     greedy_of,
     known,
@@ -122,3 +121,11 @@ def test_a_target_writes_a_second_text_as_a_new_one_would() -> None:
         parts = Parts(target, DRAFTERS["random"](texts.texts, SHAPES["wide"]), Greedy())
         (found,) = collect(parts, [texts.prompts[index]], LIMITS)
         assert found.token_ids == texts.wanted(3)[index]
+
+
+@pytest.mark.parametrize("kind", ["static", "quantized", "offloaded"])
+def test_a_cache_that_the_generation_config_names_changes_nothing(kind: str) -> None:
+    # transformers#45745, #47160: it was asked to crop what can't be
+    target = target_of(tiny_model("llama"))
+    target.model.generation_config.cache_implementation = kind
+    assert texts_of(target, "llama", "random", "wide", 3) == known("llama").wanted(3)

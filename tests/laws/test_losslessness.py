@@ -1,18 +1,22 @@
-"""Law 2 on a model: texts sampled with guesses come with the model's own chances.
+"""Law 2 on a model: texts sampled with guesses come with the model's own chances, and are those sampled without.
 
 The tests of the rule itself are in tests/acceptance, on logits made by hand.
 """
+
+import functools
 
 import pytest
 import torch
 from torch import Tensor
 
+from medusa_cli.acceptance.draws import Stream
 from medusa_cli.acceptance.lossless import Lossless
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.trees.tree import TokenTree
-from tests.fakes import VOCAB, follows, prompt_of, target_of, tiny_model
+from tests.fakes import DRAFTERS, SHAPES, follows
+from tests.tiny_models import NUM_NEW, SAMPLED, SEED, VOCAB, prompt_of, sampled, target_of, tiny_model
 
 PROMPT = prompt_of(6)
 RULE = Lossless(temperature=4.0, top_p=1.0, top_k=3)
@@ -47,7 +51,7 @@ class LikelyDrafter:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_text_of_three_tokens_comes_with_its_own_chance(seed: int) -> None:
-    parts = Parts(target_of(tiny_model("llama")), LikelyDrafter(), RULE, torch.Generator().manual_seed(seed))
+    parts = Parts(target_of(tiny_model("llama")), LikelyDrafter(), RULE, seed=seed)
     found = collect(parts, [PROMPT] * DRAWS, Limits(3), max_rows=500)
     assert {each.num_steps for each in found} == {1, 2}, "some guesses are right and some are wrong"
     law = torch.zeros(VOCAB, VOCAB, VOCAB)
@@ -57,3 +61,46 @@ def test_every_text_of_three_tokens_comes_with_its_own_chance(seed: int) -> None
             law[first, second] = pair * chances([*PROMPT, first, second])
     texts_M3 = torch.tensor([each.token_ids for each in found])
     assert follows((texts_M3 * torch.tensor([VOCAB**2, VOCAB, 1])).sum(-1), law.flatten())
+
+
+# --- token by token ---
+
+RULES = {"plain": (1.0, 1.0, 0), "warm": SAMPLED, "hot": (1.5, 0.95, 20), "sharp": (0.3, 1.0, 5)}
+cached_target = functools.cache(lambda name, runner: target_of(tiny_model(name), "eager", runner))
+
+
+def assert_sampled_alike(name: str, settings: tuple[float, float, int], drafter: str, shape: str, runner: str) -> None:
+    """The texts of three rows, side by side and alone, are those sampled without guesses."""
+    texts = sampled(name, settings)
+    for num_rows in (1, 3):
+        guesses = DRAFTERS[drafter](texts.texts, SHAPES[shape])
+        parts = Parts(cached_target(name, runner), guesses, Lossless(*settings), seed=SEED)
+        found = collect(parts, texts.prompts, Limits(NUM_NEW), max_rows=num_rows)
+        assert [each.token_ids for each in found] == texts.wanted(3)
+
+
+@pytest.mark.parametrize("settings", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_seed_samples_one_text_whatever_is_guessed(
+    drafter: str, shape: str, settings: tuple[float, float, int]
+) -> None:
+    # vllm#16077: another tree, another text
+    assert_sampled_alike("llama", settings, drafter, shape, "eager")
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "qwen3_moe", "gpt2"])
+def test_a_seed_samples_one_text_on_every_kind_of_model(name: str) -> None:
+    assert_sampled_alike(name, SAMPLED, "random", "dynamic", "packed")
+
+
+def test_texts_of_one_run_have_numbers_of_their_own() -> None:
+    streams = [Stream(seed, key) for seed in (0, 1) for key in range(3)]
+    assert len({tuple(stream.numbers(0, 4)) for stream in streams}) == len(streams)
+
+
+def test_a_place_keeps_its_number_however_it_is_asked_for() -> None:
+    once, piecewise = Stream(1), Stream(1)
+    numbers = once.numbers(0, 9)
+    assert [piecewise.numbers(place, 3)[0] for place in range(7)] == numbers[:7]
+    assert piecewise.numbers(4, 5) == numbers[4:]

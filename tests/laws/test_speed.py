@@ -10,18 +10,8 @@ from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.trees.tree import TokenTree
-from tests.fakes import (
-    DEPTH,
-    NUM_NEW,
-    SHAPES,
-    KnowingDrafter,
-    OracleDrafter,
-    PerPositionDrafter,
-    WrongDrafter,
-    known,
-    target_of,
-    tiny_model,
-)
+from tests.fakes import DEPTH, SHAPES, KnowingDrafter, OracleDrafter, PerPositionDrafter, WrongDrafter
+from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
 TEXTS = functools.cache(lambda: known("llama"))
 TARGET = functools.cache(lambda: target_of(tiny_model("llama")))

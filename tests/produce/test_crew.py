@@ -11,8 +11,8 @@ from medusa_cli.errors import TrainingError
 from medusa_cli.produce.crew import Manner, write_beside, write_here
 from medusa_cli.recipe import Recipe, TargetSettings
 from medusa_cli.target.model import Target
-from tests.fakes import VOCAB, greedy_of, prompt_of, target_of, tiny_model
 from tests.tiny_folders import save_tiny
+from tests.tiny_models import VOCAB, greedy_of, prompt_of, target_of, tiny_model
 
 ROWS = 6
 

@@ -8,7 +8,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from medusa_cli.target.attention import FOLD_UP_TO, NAME, grouped_attention, register
 from medusa_cli.target.load import choose_attention
-from tests.fakes import ARCHITECTURES, final_hidden, prompt_of, target_of, tiny_model
+from tests.tiny_models import ARCHITECTURES, final_hidden, prompt_of, target_of, tiny_model
 
 COLUMNS = 21
 

@@ -15,16 +15,8 @@ from medusa_cli.recipe import TargetSettings
 from medusa_cli.target.load import make_target, mask_kinds, stop_ids_of
 from medusa_cli.target.model import Target
 from medusa_cli.trees.tree import TokenTree
-from tests.fakes import (
-    ARCHITECTURES,
-    VOCAB,
-    WIDE_PATHS,
-    WINDOW,
-    final_hidden,
-    prompt_of,
-    target_of,
-    tiny_model,
-)
+from tests.fakes import WIDE_PATHS
+from tests.tiny_models import ARCHITECTURES, VOCAB, WINDOW, final_hidden, prompt_of, target_of, tiny_model
 
 cached_target = functools.cache(lambda name: target_of(tiny_model(name)))
 PROMPTS = [prompt_of(13), prompt_of(4)]

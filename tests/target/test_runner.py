@@ -11,7 +11,7 @@ from medusa_cli.kernels.packed import PackedLinear, can_pack
 from medusa_cli.target import runner as runner_room
 from medusa_cli.target.load import choose_runner
 from medusa_cli.target.runner import pack
-from tests.fakes import quantised_model, target_of, tiny_model
+from tests.tiny_models import quantised_model, target_of, tiny_model
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(not can_pack(CPU, torch.float32), reason="this build of torch has no oneDNN")

@@ -7,9 +7,9 @@ from pathlib import Path
 def write_atomically(path: Path, data: str | bytes | memoryview) -> None:
     """Write beside `path`, force it to the disk, then give it the name. Raises OSError; text is written as UTF-8.
 
-    A kill or an error at any moment leaves what `path` held before.
+    A kill or an error at any moment leaves what `path` held before. Processes that write the same file don't meet.
     """
-    beside = path.with_name(path.name + ".tmp")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with beside.open("wb") as stream:
             stream.write(data.encode() if isinstance(data, str) else data)

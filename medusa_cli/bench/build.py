@@ -1,0 +1,153 @@
+"""The arms by name, each on its model, all under one stop rule. The models are loaded here."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.assemble import DrafterChoice, load_drafter, load_target
+from medusa_cli.bench import SUBJECT
+from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed
+from medusa_cli.bench.report import Setup
+from medusa_cli.contracts import Drafter
+from medusa_cli.data.conversations import Message
+from medusa_cli.data.tokens import prompt_ids
+from medusa_cli.decode.loop import Generation, Parts, collect
+from medusa_cli.decode.room import check_room
+from medusa_cli.decode.rows import Limits
+from medusa_cli.drafters.none import NoDrafter
+from medusa_cli.recipe import TargetSettings
+
+_LOOKUP_TOKENS = 6
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything a run needs from the models.
+
+    encode         a question's text to prompt ids, the chat template included
+    plain          text to ids without a template
+    logits_after   ids to the target's logits [V] after them
+    check_room     prompts and how many are written at once; DataError when their cache can't fit into memory
+    notes          sentences about settings that had to be made alike
+    """
+
+    arms: Sequence[Arm]
+    stop: StopRule
+    setup: Setup
+    vocab_size: int
+    encode: Callable[[str], list[int]]
+    plain: Callable[[str], list[int]]
+    logits_after: Callable[[list[int]], Tensor]
+    check_room: Callable[[Sequence[Sequence[int]], int], None]
+    clock: Callable[[], float]
+    notes: Sequence[str]
+
+
+def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> Bench:
+    """The arms by name, all on one stop rule. The models are loaded here."""
+    target = load_target(settings)
+    on_cpu = torch.device(target.device).type == "cpu"
+    stop = StopRule(frozenset(target.stop_ids), max_new_tokens, target.context_limit)
+    # A host clock can't time the parts of a step that are only queued on an accelerator.
+    watch = Stopwatch(time.perf_counter) if on_cpu else None
+    limits = Limits(stop.max_new_tokens, stop.stop_ids, stop.context_limit)
+    drafters: dict[str, Drafter] = {SUBJECT: load_drafter(choice, target)}
+    if "greedy" in names:
+        drafters["greedy"] = NoDrafter()
+    arms: list[Arm] = [
+        LoopArm(name, _loop(target, drafter, Greedy(), limits, watch)) for name, drafter in drafters.items()
+    ]
+    hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
+    notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
+    return Bench(
+        arms=[*arms, *hf_arms],
+        stop=stop,
+        setup=Setup(
+            target.name, target.dtype_name, str(target.device), target.identity.runner, torch.get_num_threads()
+        ),
+        vocab_size=target.real_vocab,
+        encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
+        plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
+        logits_after=lambda ids: _logits_after(target, ids),
+        check_room=lambda prompts, num_rows: check_room(target, prompts, limits, num_rows, drafters[SUBJECT].size),
+        clock=time.perf_counter if on_cpu else _device_clock(target.device),
+        notes=sorted(notes),
+    )
+
+
+def _loop(
+    target: Any, drafter: Any, rule: Any, limits: Limits, watch: Stopwatch | None
+) -> Callable[[Sequence[list[int]]], list[Reply]]:
+    """Our loop on a batch of prompts, its parts timed when there is a watch."""
+    if watch is not None:
+        drafter = Timed(drafter, {"start": "draft", "propose": "draft"}, watch)
+        target = Timed(target, {"verify": "verify"}, watch)
+        rule = Timed(rule, {"accept": "accept"}, watch)
+
+    def run(prompts: Sequence[list[int]]) -> list[Reply]:
+        if watch is not None:
+            watch.reset()
+        written = collect(Parts(target, drafter, rule), prompts, limits, max_rows=len(prompts))
+        return [_reply(one, watch, len(prompts)) for one in written]
+
+    return run
+
+
+def _reply(written: Generation, watch: Stopwatch | None, num_replies: int) -> Reply:
+    """What the loop wrote, with its share of the time that all replies of a batch took together."""
+    return Reply(
+        written.token_ids,
+        written.finish_reason,
+        written.num_steps,
+        written.kept,
+        written.num_nodes,
+        draft_depth=watch.deepest if watch else max(written.kept, default=1) - 1,
+        time_split={part: seconds / num_replies for part, seconds in watch.seconds.items()} if watch else {},
+    )
+
+
+def _hf_arms(
+    settings: TargetSettings, names: Sequence[str], target: Any, stop: StopRule, both_dtypes: bool
+) -> list[Any]:
+    """The transformers arms in the dtypes asked for; arms of one dtype share a model."""
+    models: dict[str, Any] = {}
+    arms = []
+    for name in names:
+        base, _, asked = name.partition("@")
+        if base == "greedy":
+            continue
+        dtypes = [asked] if asked else ["float32", "bfloat16"] if both_dtypes else [target.dtype_name]
+        for dtype in dtypes:
+            if dtype not in models:
+                plain = settings.model_copy(update={"dtype": dtype, "runner": "eager", "attention": "sdpa"})
+                models[dtype] = load_target(plain).model
+            title = f"{base}@{dtype}" if asked or len(dtypes) > 1 else base
+            lookup = _LOOKUP_TOKENS if base == "hf-prompt-lookup" else None
+            arms.append(HfGreedyArm(title, models[dtype], stop, min(target.stop_ids, default=0), lookup))
+    return list({arm.name: arm for arm in arms}.values())
+
+
+def _neutralised(settings: Mapping[str, Any]) -> str:
+    """What the model's generation_config asked for and no arm does."""
+    listed = ", ".join(f"{name}={value}" for name, value in settings.items())
+    return f"the model's generation_config has {listed}; every arm runs without."
+
+
+def _logits_after(target: Any, ids: list[int]) -> Tensor:
+    """The target's logits [V] after `ids`, by one plain forward."""
+    return target.prefill([ids], target.new_cache(1, len(ids))).logits_BNV[0, 0]
+
+
+def _device_clock(device: Any) -> Callable[[], float]:
+    """A clock that waits for the device before it reads."""
+
+    def read() -> float:
+        torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+    return read

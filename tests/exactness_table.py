@@ -1,0 +1,79 @@
+"""The table of docs/exactness.md: texts of tiny random models with guesses, against the library's own without.
+
+`make exactness` writes it. The laws hold the same in the tests, on fewer combinations; here everything is counted.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import track
+
+from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.acceptance.lossless import Lossless
+from medusa_cli.contracts import AcceptanceRule
+from medusa_cli.decode.loop import Parts, collect
+from medusa_cli.decode.rows import Limits
+from medusa_cli.target.model import Target
+from tests.fakes import DRAFTERS, SHAPES
+from tests.tiny_models import ARCHITECTURES, NUM_NEW, SAMPLED, SEED, Known, known, sampled, target_of, tiny_model
+
+DOCUMENT = Path(__file__).parents[1] / "docs" / "exactness.md"
+BEGIN, END = "<!-- table of `make exactness` -->\n", "<!-- end of table -->\n"
+# shape of tree, rows side by side
+RUNS = [("chain", 1), ("wide", 1), ("wide", 3), ("dynamic", 3), ("padded", 3)]
+RUNNERS = ("eager", "packed")
+RULES = {"greedy": (Greedy(), known), "lossless": (Lossless(*SAMPLED), sampled)}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How many tokens were compared and how many of them differed."""
+
+    compared: int
+    differed: int
+
+
+def cell_of(target: Target, rule: AcceptanceRule, texts: Known) -> Cell:
+    """Every run of this target under this rule, against these texts."""
+    wanted = texts.wanted(len(texts.prompts))
+    compared = differed = 0
+    for shape, num_rows in RUNS:
+        for drafter in DRAFTERS:
+            parts = Parts(target, DRAFTERS[drafter](texts.texts, SHAPES[shape]), rule, seed=SEED)
+            found = collect(parts, texts.prompts, Limits(NUM_NEW), max_rows=num_rows)
+            compared += sum(map(len, wanted))
+            differed += sum(_differing(one.token_ids, other) for one, other in zip(found, wanted, strict=True))
+    return Cell(compared, differed)
+
+
+def _differing(one: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens from the first difference on: after it the texts have nothing to do with each other."""
+    same = next((place for place, pair in enumerate(zip(one, other, strict=True)) if len(set(pair)) > 1), len(other))
+    return len(other) - same
+
+
+def table() -> Iterator[str]:
+    """The lines of the table, one for each architecture and attention."""
+    columns = [f"{rule}, {runner}" for rule in RULES for runner in RUNNERS]
+    yield f"| architecture | attention | {' | '.join(columns)} |"
+    yield "|---|---|" + "---|" * len(columns)
+    kinds = [(name, attention) for name, found in ARCHITECTURES.items() for attention in found.attentions]
+    for name, attention in track(kinds, "comparing"):
+        targets = {runner: target_of(tiny_model(name), attention, runner) for runner in RUNNERS}
+        cells = [cell_of(targets[runner], rule, texts(name)) for rule, texts in RULES.values() for runner in RUNNERS]
+        yield f"| {name} | {attention} | " + " | ".join(f"{c.differed} of {c.compared:,}" for c in cells) + " |"
+
+
+def main() -> int:
+    """Write the table; 1 when any token differed."""
+    lines = list(table())
+    text = DOCUMENT.read_text(encoding="utf-8")
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    DOCUMENT.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}{after}", encoding="utf-8")
+    return int(any(not cell.strip().startswith("0 of") for line in lines[2:] for cell in line.split("|")[3:-1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
