@@ -131,6 +131,7 @@ class MedusaHeads(nn.Module):
                 self.output_bias = nn.Parameter(torch.zeros(num_heads, config.draft_vocab))
         self.packed_output: PackedLinear | None = None
         self.packed_block: PackedLinear | None = None
+        self.packed_later: list[list[PackedLinear]] = []  # layer by layer after the first, a matrix for each head
         self.register_buffer("draft_ids", draft_ids_W.long())
         self.register_buffer("shared_weight", None, persistent=False)
         self.register_buffer("shared_bias", None, persistent=False)
@@ -177,15 +178,22 @@ class MedusaHeads(nn.Module):
         return self
 
     def pack(self, *, blocks: bool) -> "MedusaHeads":
-        """Lay first blocks and shared output out for the CPU's kernels, as the target's layers are; for drafting only.
+        """Lay blocks and shared output out for the CPU's kernels, as the target's layers are; for drafting only.
 
-        With blocks, the first blocks are rounded to 8 bits: they are read at every step, and only guess.
+        With blocks, the heads' own weights are rounded to 8 bits: they are read at every step, and only guess.
         """
-        weight_OI = self.weight[0].flatten(0, 1)
+
+        def packed(weight_OI: Tensor, bias_O: Tensor) -> PackedLinear:
+            return packed_linear(nearest_grid(weight_OI) if blocks else weight_OI, bias_O, blocks=blocks)
+
+        first_OI = self.weight[0].flatten(0, 1)
         if self.root_weight is not None:
-            weight_OI = torch.cat([weight_OI, self.root_weight.flatten(0, 1)], dim=1)
-        weight_OI = nearest_grid(weight_OI) if blocks else weight_OI
-        self.packed_block = packed_linear(weight_OI, self.bias[0].flatten(), blocks=blocks)
+            first_OI = torch.cat([first_OI, self.root_weight.flatten(0, 1)], dim=1)
+        self.packed_block = packed(first_OI, self.bias[0].flatten())
+        self.packed_later = [
+            [packed(weight_HH, bias_H) for weight_HH, bias_H in zip(*layer, strict=True)]
+            for layer in zip(self.weight[1:], self.bias[1:], strict=True)
+        ]
         if self.shared_weight is not None:
             self.packed_output = packed_linear(self.shared_weight, self.shared_bias, blocks=blocks)
         return self
@@ -221,7 +229,11 @@ class MedusaHeads(nn.Module):
                 wide = wide + F.linear(inputs[..., size:], self.root_weight.view(num_heads * size, size))
         blocks = hidden.unsqueeze(-2) + F.silu(wide.unflatten(-1, (num_heads, size)))
         for layer in range(1, num_layers):
-            inner = torch.einsum("...kh,kgh->...kg", blocks, self.weight[layer]) + self.bias[layer]
+            if self.packed_later:
+                heads = zip(self.packed_later[layer - 1], blocks.unbind(-2), strict=True)
+                inner = torch.stack([packed(block) for packed, block in heads], dim=-2)
+            else:
+                inner = torch.einsum("...kh,kgh->...kg", blocks, self.weight[layer]) + self.bias[layer]
             blocks = blocks + F.silu(inner)
         return blocks
 
