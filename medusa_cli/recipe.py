@@ -137,14 +137,22 @@ class Recipe(Settings):
 SECTIONS = ("target", "heads", "data", "train", "tree")
 
 
-def load_recipe(file: Path | None, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    file: Path | None,
+    overrides: Iterable[str] = (),
+    values: Mapping[str, Any] | None = None,
+    surroundings: Mapping[str, str] | None = None,
+) -> Recipe:
     """The recipe in `file`, with `MEDUSA_*` from the environment, `a.b=value` overrides and `values` on top.
 
-    values   flags by dotted name; None means the flag was not given. Raises RecipeError naming every fault.
+    values        flags by dotted name; None means the flag was not given
+    surroundings  the environment to read; None: the process's own
+
+    Raises RecipeError naming every fault.
     """
     tree, twice = _read_yaml(file) if file else ({}, [])
     _put_all(tree, (_split_override(text) for text in overrides))
-    _put_all(tree, _from_environment(os.environ))
+    _put_all(tree, _from_environment(os.environ if surroundings is None else surroundings))
     _put_all(tree, ((name, value) for name, value in (values or {}).items() if value is not None))
     try:
         recipe = Recipe.model_validate(tree)

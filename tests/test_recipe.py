@@ -7,7 +7,6 @@ import pytest
 from medusa_cli.errors import RecipeError
 from medusa_cli.recipe import Recipe, load_recipe, resolved
 
-
 MEANT = ": did you mean packed?"
 
 
