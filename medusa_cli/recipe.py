@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
@@ -61,6 +61,21 @@ class TargetSettings(Settings):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps")
     runner: Literal["auto", "eager", "packed", "blocks"] = "auto"
     attention: Literal["auto", "eager", "sdpa", "grouped"] = "auto"
+    device_map: Literal["one", "auto"] = Field("one", description="auto spreads the layers over all GPUs there are")
+    quantize: Literal["none", "4bit"] = Field("none", description="4bit holds the linear layers in NF4 (bitsandbytes)")
+
+    @model_validator(mode="after")
+    def _device_is_open(self) -> "TargetSettings":
+        if self.device_map == "auto" and self.device not in ("auto", "cuda"):
+            raise ValueError(f"spreads the layers by device_map auto, and names device {self.device}: leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _layers_can_be_laid_out(self) -> "TargetSettings":
+        if self.runner not in ("auto", "eager") and (self.quantize != "none" or self.device_map == "auto"):
+            what = "quantize 4bit" if self.quantize != "none" else "device_map auto"
+            raise ValueError(f"asks for {what}, and for the {self.runner} runner, which can't: leave one out")
+        return self
 
 
 class HeadsSettings(Settings):

@@ -1,7 +1,7 @@
 """The library's loaders, with whatever they raise turned into one TargetError that names the model and the fault."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,8 +37,12 @@ def fetch_tokenizer(source: Source, revision: str | None) -> Any:
     )
 
 
-def fetch_model(source: Source, revision: str | None, dtype: torch.dtype, attention: str) -> Any:
+def fetch_model(
+    source: Source, revision: str | None, dtype: torch.dtype, attention: str, placing: Mapping[str, Any] | None = None
+) -> Any:
     """The causal language model, every weight of it from the files.
+
+    placing   what the library is told of where weights go and how they are held; None: in memory, as they are
 
     Raises NoSuchAttention, and TargetError when weights are missing or of other shapes: the library would make up
     random ones.
@@ -51,6 +55,7 @@ def fetch_model(source: Source, revision: str | None, dtype: torch.dtype, attent
             attn_implementation=attention,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            **(placing or {}),
         )
 
     try:
@@ -58,6 +63,8 @@ def fetch_model(source: Source, revision: str | None, dtype: torch.dtype, attent
     except TargetError as error:
         if _is_about_attention(error.__cause__, attention):
             raise NoSuchAttention from error
+        if isinstance(error.__cause__, torch.OutOfMemoryError):
+            raise error.__cause__ from error
         raise
     _refuse_gaps(source, found)
     return model
