@@ -61,7 +61,9 @@ def test_a_name_that_is_none_is_told_with_the_nearest(name: str, hint: str, tmp_
 
 
 def test_a_header_is_what_stands_before_the_settings() -> None:
-    text = "# Small heads,\n# soon made.\n# Hardware: a CPU.\n# Cost:     a minute\n#   or two.\nseed: 1\n# Result: no\n"
+    text = (
+        "# Small heads,\n# soon made.\n# Hardware: a CPU.\n# Cost:     a minute\n#   or two.\nseed: 1\n# Result: no\n"
+    )
     header = read_header(text)
     assert (header.what, header.hardware, header.cost) == ("Small heads, soon made.", "a CPU.", "a minute or two.")
     assert (header.command, header.result) == (None, None)

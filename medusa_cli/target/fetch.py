@@ -1,5 +1,6 @@
 """The library's loaders, with whatever they raise turned into one TargetError that names the model and the fault."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from huggingface_hub import errors as hub
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli.errors import TargetError
 from medusa_cli.target.sources import Source
 
 Loaded = TypeVar("Loaded")
+WEIGHT_FILES = tuple((f"{name}", f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
 
 _CHECK_FOLDER = "is the folder complete, and does this version of transformers know the architecture?"
 _COPY_AGAIN = "copy or download the whole model again"
@@ -68,6 +71,24 @@ def fetch_model(
         raise
     _refuse_gaps(source, found)
     return model
+
+
+def weights_are_here(source: Source, revision: str | None) -> bool:
+    """Whether the weights can be loaded without downloading anything."""
+    if Path(source.location).exists():
+        return True
+
+    def cached(name: str) -> str | None:
+        found = try_to_load_from_cache(source.location, name, revision=revision)
+        return found if isinstance(found, str) else None
+
+    for whole, index in WEIGHT_FILES:
+        if cached(whole):
+            return True
+        if listed := cached(index):
+            parts = set(json.loads(Path(listed).read_text(encoding="utf-8"))["weight_map"].values())
+            return all(cached(part) for part in parts)
+    return False
 
 
 def _where(source: Source, revision: str | None) -> dict[str, Any]:
