@@ -3,16 +3,19 @@
 This file knows no model and no torch. Defaults live here and nowhere else.
 """
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from medusa_cli.errors import RecipeError
+from medusa_cli.faults import in_words
 
 
 def _steering(name: str) -> tuple[str, ...]:
@@ -29,6 +32,25 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_yaml_means_it(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML 1.1 reads 1e-4 as text, yes as true, and a section whose lines are comments as nothing."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if value is None and isinstance(kind, type) and issubclass(kind, Settings):
+            return {}
+        if isinstance(value, bool) and _takes(kind, int, float):
+            raise PydanticCustomError("int_type" if _takes(kind, int) else "float_type", "no number")
+        if isinstance(value, str) and _takes(kind, int) and "e" in value.lower():
+            with suppress(ValueError):
+                return float(value)
+        return value
+
+
+def _takes(kind: Any, *wanted: type) -> bool:
+    """Whether a setting of this annotation holds one of these types."""
+    return kind in wanted or any(part in wanted for part in get_args(kind))
+
 
 class TargetSettings(Settings):
     """Which model, and how it is held."""
@@ -36,9 +58,24 @@ class TargetSettings(Settings):
     model: str = "smollm2-135m"
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps")
     runner: Literal["auto", "eager", "packed", "blocks"] = "auto"
     attention: Literal["auto", "eager", "sdpa", "grouped"] = "auto"
+    device_map: Literal["one", "auto"] = Field("one", description="auto spreads the layers over all GPUs there are")
+    quantize: Literal["none", "4bit"] = Field("none", description="4bit holds the linear layers in NF4 (bitsandbytes)")
+
+    @model_validator(mode="after")
+    def _device_is_open(self) -> "TargetSettings":
+        if self.device_map == "auto" and self.device not in ("auto", "cuda"):
+            raise ValueError(f"spreads the layers by device_map auto, and names device {self.device}: leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _layers_can_be_laid_out(self) -> "TargetSettings":
+        if self.runner not in ("auto", "eager") and (self.quantize != "none" or self.device_map == "auto"):
+            what = "quantize 4bit" if self.quantize != "none" else "device_map auto"
+            raise ValueError(f"asks for {what}, and for the {self.runner} runner, which can't: leave one out")
+        return self
 
 
 class HeadsSettings(Settings):
@@ -115,25 +152,81 @@ class Recipe(Settings):
 SECTIONS = ("target", "heads", "data", "train", "tree")
 
 
-def load_recipe(file: Path | None, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(
+    file: Path | None,
+    overrides: Iterable[str] = (),
+    values: Mapping[str, Any] | None = None,
+    surroundings: Mapping[str, str] | None = None,
+) -> Recipe:
     """The recipe in `file`, with `MEDUSA_*` from the environment, `a.b=value` overrides and `values` on top.
 
-    values   flags by dotted name; None means the flag was not given. Raises RecipeError naming every fault.
+    values        flags by dotted name; None means the flag was not given
+    surroundings  the environment to read; None: the process's own
+
+    Raises RecipeError naming every fault.
     """
-    tree = _read_yaml(file) if file else {}
+    tree, twice = _read_yaml(file) if file else ({}, [])
     _put_all(tree, (_split_override(text) for text in overrides))
-    _put_all(tree, _from_environment(os.environ))
+    _put_all(tree, _from_environment(os.environ if surroundings is None else surroundings))
     _put_all(tree, ((name, value) for name, value in (values or {}).items() if value is not None))
     try:
-        return Recipe.model_validate(_numbers(tree))
+        recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        raise _faults(error, file) from error
+        fields = all_fields()
+        patterns = {name: field.description or "" for name, field in fields.items()}
+        raise _fault([*twice, *in_words(error.errors(), patterns, fields)], file) from error
+    if twice:
+        raise _fault(twice, file)
+    return recipe
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
-    """The mapping in a YAML file, or RecipeError."""
+def resolved(recipe: Recipe) -> str:
+    """The recipe as YAML with every setting written out; steering that is the package's own is left out."""
+    settings = recipe.model_dump(mode="json")
+    own = DataSettings()
+    for name in ("openings", "topics"):
+        if getattr(recipe.data, name) == getattr(own, name):
+            del settings["data"][name]
+    return str(yaml.safe_dump(settings, sort_keys=False, allow_unicode=True, width=120))
+
+
+def all_fields(model: type[Settings] = Recipe, prefix: str = "") -> dict[str, FieldInfo]:
+    """Every setting and section by its dotted name."""
+    fields = {}
+    for name, field in model.model_fields.items():
+        fields[prefix + name] = field
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            fields |= all_fields(field.annotation, f"{prefix}{name}.")
+    return fields
+
+
+def _fault(sentences: Iterable[str], file: Path | None) -> RecipeError:
+    where = f"{file}: " if file else ""
+    return RecipeError(where + "; ".join(sentences), "see recipes/ for the settings and their defaults")
+
+
+class _Loader(yaml.SafeLoader):
+    """Notes the keys a mapping gives twice, of which YAML keeps the last without a word."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.twice: dict[int, str] = {}
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """The mapping in a node."""
+        seen = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if str(key.value) in seen:
+                self.twice[key.start_mark.line + 1] = str(key.value)
+            seen.add(str(key.value))
+        return dict(super().construct_mapping(node, deep))
+
+
+def _read_yaml(file: Path) -> tuple[dict[str, Any], list[str]]:
+    """The mapping in a YAML file and a sentence for each key given twice, or RecipeError."""
     try:
-        tree = yaml.safe_load(file.read_text(encoding="utf-8"))
+        loader = _Loader(file.read_text(encoding="utf-8"))
+        tree = loader.get_single_data()
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"can't read the recipe {file}: {error}", "name a readable YAML file") from error
     except yaml.YAMLError as error:
@@ -144,7 +237,7 @@ def _read_yaml(file: Path) -> dict[str, Any]:
         raise RecipeError(f"{file} can't be read: {error}", "see recipes/ for working examples") from error
     if not isinstance(tree, dict):
         raise RecipeError(f"{file} holds no settings", "see recipes/ for working examples")
-    return tree
+    return tree, [f"{name} is given twice (line {line})" for line, name in sorted(loader.twice.items())]
 
 
 def _split_override(text: str) -> tuple[str, Any]:
@@ -165,7 +258,7 @@ def _yaml_value(text: str, where: str) -> Any:
 
 def _from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
     """MEDUSA_TRAIN_EPOCHS=3 sets train.epochs; the names are those of the recipe, and only those."""
-    for name in _all_names():
+    for name in all_fields():
         key = f"MEDUSA_{name}".replace(".", "_").upper()
         if key in environment and name not in SECTIONS:
             yield name, _yaml_value(environment[key], f"{key} in the environment")
@@ -181,39 +274,3 @@ def _put_all(tree: dict[str, Any], items: Iterable[tuple[str, Any]]) -> None:
             if not isinstance(at, dict):
                 raise RecipeError(f"'{dotted}': '{section}' is no section", f"sections are {', '.join(SECTIONS)}")
         at[last] = value
-
-
-def _numbers(value: Any) -> Any:
-    """YAML 1.1 reads 1e-4 as text: turn such text into the number it means."""
-    if isinstance(value, dict):
-        return {key: _numbers(inner) for key, inner in value.items()}
-    if isinstance(value, str) and "e" in value.lower() and value.strip()[:1] in "+-.0123456789":
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _faults(error: ValidationError, file: Path | None) -> RecipeError:
-    """All faults on one line each, with the nearest known name for unknown ones."""
-    lines = []
-    for fault in error.errors():
-        name = ".".join(str(part) for part in fault["loc"])
-        if fault["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(name, _all_names(), n=1, cutoff=0.5)
-            lines.append(f"{name} is no setting" + (f": did you mean {near[0]}?" if near else ""))
-        else:
-            lines.append(f"{name}: {fault['msg']} (got {fault['input']!r})")
-    where = f"{file}: " if file else ""
-    return RecipeError(where + "; ".join(lines), "see recipes/ for the settings and their defaults")
-
-
-def _all_names(model: type[Settings] = Recipe, prefix: str = "") -> list[str]:
-    """Dotted names of every setting."""
-    names = []
-    for name, field in model.model_fields.items():
-        names.append(prefix + name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
-            names += _all_names(field.annotation, f"{prefix}{name}.")
-    return names

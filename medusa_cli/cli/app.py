@@ -25,12 +25,14 @@ from medusa_cli.cli.console import GateFailed, print_error
 from medusa_cli.errors import MedusaError
 
 # Modules with a function `command`, in the order of the help; medusa_cli.cli.train_heads is `medusa train-heads`.
+# A module with SUBCOMMANDS, functions named as they are called, is a group of them, and `command` says what it is for.
 COMMANDS: tuple[str, ...] = (
     "medusa_cli.cli.train_heads",
     "medusa_cli.cli.generate",
     "medusa_cli.cli.bench",
     "medusa_cli.cli.inspect_tree",
     "medusa_cli.cli.doctor",
+    "medusa_cli.cli.recipes",
 )
 
 EXIT_ERROR, EXIT_USAGE, EXIT_GATE, EXIT_BUG, EXIT_INTERRUPTED = 1, 2, 3, 70, 130
@@ -93,9 +95,15 @@ def make_app(commands: Iterable[str]) -> typer.Typer:
 
 
 def _load(name: str, module: str) -> Any:
-    """Typer's command `name` over the function `command` of `module`."""
-    app = _typer(add_completion=False)
-    app.command(name)(importlib.import_module(module).command)
+    """Typer's command `name` over the function `command` of `module`, or the group over its SUBCOMMANDS."""
+    app, found = _typer(name=name, add_completion=False), importlib.import_module(module)
+    subcommands = getattr(found, "SUBCOMMANDS", ())
+    if subcommands:
+        app.callback()(found.command)
+    else:
+        app.command(name)(found.command)
+    for function in subcommands:
+        app.command(function.__name__)(function)
     return typer.main.get_command(app)
 
 

@@ -137,7 +137,7 @@ class Console:
             last = now
             parts = [f"{title}: {done:g}" if total is None else f"{title}: {done:g}/{total:g}"]
             if total is not None and before < done < total:
-                parts.append(f"{_duration((now - start) * (total - done) / (done - before))} left")
+                parts.append(f"{duration((now - start) * (total - done) / (done - before))} left")
             self._log(", ".join(parts + [note] * bool(note)))
 
         self._log(title)
@@ -160,7 +160,7 @@ def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in " ".join(text.split()))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     """87 -> 1:27."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -133,8 +133,7 @@ def _model(target: "Target") -> dict[str, Any]:
         "model": target.name,
         "architecture": target.config.model_type,
         "fingerprint": target.fingerprint,
-        "parameters": sum(parameter.numel() for parameter in _distinct(target.model.parameters()))
-        + _packed_numbers(target),
+        "parameters": sum(map(_numbers, _distinct(target.model.parameters()))) + _packed_numbers(target),
         "weights_bytes": _weights_bytes(target),
         "layers": [{"kind": kind, "count": count, "window": target.kinds.get(kind)} for kind, count in kinds.items()],
         "cache": "tree cache, full length",
@@ -145,6 +144,12 @@ def _model(target: "Target") -> dict[str, Any]:
         "stop_ids": {id_: target.tokenizer.convert_ids_to_tokens(id_) for id_ in sorted(target.stop_ids)},
         "chat_template": bool(getattr(target.tokenizer, "chat_template", None)),
     }
+
+
+def _numbers(parameter: "torch.Tensor") -> int:
+    """Numbers a parameter stands for: a quantised one holds several in a byte."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else math.prod(state.shape)
 
 
 def _distinct(tensors: Any) -> list["torch.Tensor"]:

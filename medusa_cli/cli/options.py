@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from medusa_cli.errors import RecipeError
 from medusa_cli.recipe import Recipe, Settings, TargetSettings
+from medusa_cli.shelf import find_recipe
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 RunnerName = Literal["auto", "eager", "packed", "blocks"]
@@ -29,6 +31,16 @@ def _check_writable(file: Path | None) -> Path | None:
     if file is not None and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
         raise typer.BadParameter(f"can't write {file}")
     return file
+
+
+def _find_recipe(name: str) -> Path:
+    """The file of a recipe named by the user."""
+    try:
+        return find_recipe(name)
+    except RecipeError as error:
+        nearest, did_you_mean = error.hint.partition("?")[0], error.hint.startswith("did you mean ")
+        said = f" Did you mean {nearest.removeprefix('did you mean ')}?" if did_you_mean else ""
+        raise typer.BadParameter(error.message + said) from error
 
 
 Model = Annotated[
@@ -60,7 +72,13 @@ Attention = Annotated[
 Seed = Annotated[int | None, setting("Seed of all that is random.", Recipe, "seed", "--seed", metavar="N")]
 Config = Annotated[
     Path | None,
-    typer.Option("--config", "-c", metavar="FILE", exists=True, dir_okay=False, help="A recipe: settings in YAML."),
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="NAME|FILE",
+        parser=_find_recipe,
+        help="A recipe: one that ships, by name, or settings in a YAML file.",
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,

@@ -27,12 +27,15 @@ def cli_reference(commands: Iterable[str] = COMMANDS) -> str:
     """The text of docs/cli.md: the help of `medusa` and of each command, at a fixed width."""
     root: Any = typer.main.get_command(make_app(commands))
     context = root.context_class(root, info_name="medusa", terminal_width=WIDTH, **root.context_settings)
-    parts = [INTRODUCTION, _section("medusa", root.get_help(context))]
-    for name in root.list_commands(context):
-        command = root.get_command(context, name)
-        inner = command.context_class(command, info_name=name, parent=context, terminal_width=WIDTH)
-        parts.append(_section(f"medusa {name}", command.get_help(inner)))
-    return "\n".join(parts)
+    return "\n".join([INTRODUCTION, *_sections(root, context)])
+
+
+def _sections(command: Any, context: Any) -> Iterator[str]:
+    """The help of a command, and of those it is a group of."""
+    yield _section(context.command_path, command.get_help(context))
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        inner = command.get_command(context, name)
+        yield from _sections(inner, inner.context_class(inner, info_name=name, parent=context, terminal_width=WIDTH))
 
 
 def package_map(package: Path = Path(__file__).parents[1]) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import shlex
 import sys
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -64,7 +63,7 @@ def command(
         bool, typer.Option("--preview-masks", help="Show which tokens of one sample are learnt; train nothing.")
     ] = False,
     plan: Annotated[
-        bool, typer.Option("--plan", help="Say what a run would do, write and need; change nothing.")
+        bool, typer.Option("--plan", help="Say what a run would do, need and take; start nothing.")
     ] = False,
     output_dir: Annotated[
         str | None, setting("The run's folder.", Recipe, "output_dir", "--output-dir", "-o", metavar="DIR")
@@ -112,7 +111,9 @@ def command(
     if preview_masks:
         document = _preview(recipe, console)
     elif plan:
-        document = _plan(recipe, console)
+        from medusa_cli.cli.planning import show_plan
+
+        document = show_plan(recipe, console)
     else:
         made = _run(recipe, console, resume_from_checkpoint)
         document = _document(recipe, made)
@@ -223,27 +224,6 @@ def _preview(recipe: Recipe, console: Console) -> dict[str, Any]:
     console.out(f"{sum(sample.supervised)} of {len(sample.ids)} tokens are learnt (between \u27e6 and \u27e7):")
     console.out("".join(f"\u27e6{part.text}\u27e7" if part.supervised else part.text for part in parts))
     return {"tokens": len(sample.ids), "learnt": sum(sample.supervised), "segments": parts}
-
-
-def _plan(recipe: Recipe, console: Console) -> dict[str, Any]:
-    """Say what a run would do, from the recipe, the model's config and what is in the folder."""
-    from medusa_cli.produce.plan import plan_of
-
-    plan = plan_of(recipe)
-    mib = 2**20
-    console.table(
-        ("", "done", "at most"),
-        [
-            ("prompts written", plan.prompts_written, plan.samples if recipe.data.dataset == "self" else None),
-            ("samples with hidden states", plan.samples_ready, plan.samples),
-            ("tokens to learn", None, plan.tokens_at_most),
-            ("disk, MiB", plan.bytes_there // mib, plan.bytes_at_most // mib),
-            ("training steps", plan.steps_saved, plan.steps_at_most),
-        ],
-        title=f"{recipe.target.model} -> {recipe.output_dir}",
-    )
-    console.out(f"heads: {plan.heads} of {plan.parameters:,} parameters in all")
-    return asdict(plan)
 
 
 def _show(made: "Made", console: Console) -> None:

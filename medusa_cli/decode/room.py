@@ -35,7 +35,8 @@ def check_room(
     hint: str = "write fewer at once (--batch-size), or fewer tokens (--max-new-tokens)",
 ) -> None:
     """Raise DataError, with the numbers, when the cache of a run would not fit into what is free now."""
-    free = free_bytes(target.device)
+    parts = [free_bytes(device) for device in target.devices]
+    free = None if None in parts else sum(part or 0 for part in parts)
     needed, columns = cache_bytes(target, prompts, limits, max_rows, num_nodes)
     if free is not None and needed > free:
         raise DataError(

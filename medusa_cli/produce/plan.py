@@ -1,23 +1,71 @@
 """What a run would do, write and need, from the recipe, the model's config and the run folder. Changes nothing."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
+from medusa_cli.decode.room import free_bytes
+from medusa_cli.errors import TargetError
 from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
 from medusa_cli.home import expanded
+from medusa_cli.produce.pace import Pace, measure_pace
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.convert import converted
-from medusa_cli.target.fetch import fetch_config
+from medusa_cli.target.fetch import fetch_config, weights_are_here
+from medusa_cli.target.load import choose_device, choose_dtype, load_target
+from medusa_cli.target.model import Target
 from medusa_cli.target.refuse import refuse_config
-from medusa_cli.target.sources import find_source
+from medusa_cli.target.sources import Source, find_source
 
 # float16 hidden states, an int32 id and a flag for each place of a sample
 BYTES_A_NUMBER, BYTES_A_PLACE = 2, 5
 # the heads in float32, and two checkpoints of them with AdamW's two moments
 COPIES_OF_THE_HEADS, BYTES_A_PARAMETER = 1 + 2 * 3, 4
+# while they learn: weights, gradients and two moments
+TRAINED_COPIES = 4
+# NF4: half a byte, and a float32 for each block of 64
+BYTES_IN_4_BITS = 0.5 + 4 / 64
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a run needs at most, about: the weights as they are held, and what the two long stages add to them.
+
+    weights   of one copy; the target's own model and each further writing process hold one
+    writing   copies of the weights, keys and values of all rows, and their logits
+    training  one copy of the weights, the heads with what the optimizer keeps, and the output matrix in float32
+    free      what the device has now; None where nobody can tell
+    """
+
+    weights: int
+    writing: int
+    training: int
+    free: int | None
+
+    @property
+    def needed(self) -> int:
+        """The larger of the two stages."""
+        return max(self.writing, self.training)
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """What each stage that is left would take at most, if every text ran to its budget; without loading and fitting."""
+
+    prompts: float
+    answers: float
+    reading: float
+    training: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.prompts + self.answers + self.reading + self.training
 
 
 @dataclass(frozen=True)
@@ -34,11 +82,14 @@ class Plan:
     bytes_at_most: int
     heads: int
     parameters: int
+    memory: Memory
+    seconds: Seconds | None = None
+    why_not_timed: str | None = None
 
 
 def plan_of(recipe: Recipe) -> Plan:
-    """The plan of this recipe. Raises TargetError when the model is not there, or can't verify trees."""
-    config = fetch_config(converted(find_source(recipe.target.model)), recipe.target.revision)
+    """The plan of this recipe, without times. Raises TargetError when the model is not there, or can't verify trees."""
+    config = fetch_config(_source(recipe), recipe.target.revision)
     refuse_config(config, recipe.target.model)
     text = config.get_text_config()
     folder, data = expanded(recipe.output_dir), recipe.data
@@ -60,27 +111,161 @@ def plan_of(recipe: Recipe) -> Plan:
         + COPIES_OF_THE_HEADS * BYTES_A_PARAMETER * parameters,
         heads=recipe.heads.num_heads,
         parameters=parameters,
+        memory=_memory(recipe, config, parameters),
     )
+
+
+def timed(plan: Plan, recipe: Recipe, say: Callable[[str], None]) -> Plan:
+    """The plan with the time that is left, from some seconds of each kind of work; or with what keeps it from that.
+
+    Nothing is downloaded for it. Raises TargetError when the model can't be loaded.
+    """
+    why_not = _why_not(plan, recipe)
+    if why_not:
+        return replace(plan, why_not_timed=why_not)
+    say("trying for some seconds how fast this machine writes and learns …")
+    target = load_target(recipe.target)
+    return replace(plan, seconds=_seconds(plan, recipe, measure_pace(recipe, target, _noise_heads(recipe, target))))
+
+
+def _why_not(plan: Plan, recipe: Recipe) -> str | None:
+    """What keeps the work from being tried here, in words."""
+    if not weights_are_here(_source(recipe), recipe.target.revision):
+        return "the model's weights are not on this machine"
+    try:
+        choose_device(recipe.target.device)
+    except TargetError as error:
+        return error.message
+    free = plan.memory.free
+    if free is not None and plan.memory.needed > free:
+        return f"the run needs about {plan.memory.needed >> 20:,} MiB of memory, and {free >> 20:,} MiB are free"
+    return None
+
+
+def _seconds(plan: Plan, recipe: Recipe, pace: Pace) -> Seconds:
+    """What is left at this pace."""
+    data = recipe.data
+    device = choose_device(recipe.target.device)
+    # processes on one GPU share it; on a CPU each was given its share of the cores
+    side_by_side = data.rows * (data.workers if device.type == "cpu" else 1)
+    unanswered = data.num_samples - min(plan.samples_ready, data.num_samples)
+
+    def writing(texts: int, prompt: int, new: int) -> float:
+        rounds = texts / min(side_by_side, max(texts, 1))
+        rows = min(data.rows, max(texts, 1))
+        return rounds * (rows * prompt * pace.read_token + new * pace.step)
+
+    steps = max(0, plan.steps_at_most - plan.steps_saved)
+    learning = steps * recipe.train.batch_size * pace.learn_place
+    if data.dataset != "self":
+        return Seconds(0.0, 0.0, unanswered * data.max_seq_length * pace.read_token, learning)
+    unwritten = data.num_samples - min(plan.prompts_written, data.num_samples)
+    answer_tokens = min(data.max_answer_tokens, data.max_seq_length // 2)
+    return Seconds(
+        prompts=writing(unwritten, 0, data.max_prompt_tokens),
+        answers=writing(unanswered, data.max_prompt_tokens, answer_tokens),
+        reading=0.0,
+        training=learning,
+    )
+
+
+def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
+    """Memory by stage, counted on a model without numbers."""
+    text, data = config.get_text_config(), recipe.data
+    device, itemsize = _device(recipe), _dtype(recipe).itemsize
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights = _weight_bytes(model, itemsize, recipe.target.quantize == "4bit")
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    a_token = 2 * text.num_hidden_layers * key_heads * width * itemsize
+    copies = data.workers + 1 if data.workers > 1 else 1
+    rows = min(data.rows, data.num_samples) * data.workers
+    columns = min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens)
+    output = text.vocab_size * text.hidden_size * BYTES_A_PARAMETER
+    narrowed = recipe.heads.draft_vocab or text.vocab_size
+    pieces = 3 * recipe.train.loss_chunk * narrowed * BYTES_A_PARAMETER
+    return Memory(
+        weights=weights,
+        writing=copies * weights + rows * (columns * a_token + text.vocab_size * BYTES_A_PARAMETER),
+        training=weights + TRAINED_COPIES * BYTES_A_PARAMETER * head_parameters + output + pieces,
+        free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
+    )
+
+
+def _weight_bytes(model: Any, itemsize: int, in_4_bits: bool) -> int:
+    """Bytes of all weights, tied ones once; in 4 bits for the linear layers but the output."""
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    if not in_4_bits:
+        return numbers * itemsize
+    output = model.get_output_embeddings()
+    linear = sum(
+        module.weight.numel()
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear) and module is not output
+    )
+    return int((numbers - linear) * itemsize + linear * BYTES_IN_4_BITS)
+
+
+def _device(recipe: Recipe) -> torch.device | None:
+    """Where the run would be; None when this machine lacks it."""
+    try:
+        return choose_device(recipe.target.device)
+    except TargetError:
+        return None
+
+
+def _devices(recipe: Recipe, device: torch.device) -> list[torch.device]:
+    if recipe.target.device_map == "auto" and device.type == "cuda":
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [device]
+
+
+def _dtype(recipe: Recipe) -> torch.dtype:
+    """How the weights would be held; bfloat16 on a device that is not here to be asked."""
+    device, wanted = _device(recipe), recipe.target.dtype
+    return choose_dtype(wanted, device) if device else choose_dtype("bfloat16" if wanted == "auto" else wanted, _CPU)
+
+
+_CPU = torch.device("cpu")
+
+
+def _source(recipe: Recipe) -> Source:
+    return converted(find_source(recipe.target.model))
+
+
+def _noise_heads(recipe: Recipe, target: Target) -> MedusaHeads:
+    """Fresh heads over the first tokens: which ones makes no difference to the time."""
+    width = min(recipe.heads.draft_vocab or target.real_vocab, target.real_vocab)
+    config = _config(recipe, target.hidden_size, target.vocab_size, width)
+    config = config.model_copy(update={"output_bias": target.output_bias is not None})
+    return MedusaHeads.fresh(config, torch.arange(width), target.output_weight.float(), target.output_bias)
 
 
 def _parameters(recipe: Recipe, hidden_size: int, vocab_size: int) -> int:
     """Trained parameters of the heads, counted on heads without memory."""
+    width = min(recipe.heads.draft_vocab or vocab_size, vocab_size)
+    config = _config(recipe, hidden_size, vocab_size, width)
+    with torch.device("meta"):
+        heads = MedusaHeads(config, torch.zeros(width, dtype=torch.long))
+    return sum(parameter.numel() for parameter in heads.parameters())
+
+
+def _config(recipe: Recipe, hidden_size: int, vocab_size: int, draft_vocab: int) -> MedusaConfig:
+    """The heads that the recipe asks for."""
     wanted = recipe.heads
-    config = MedusaConfig(
+    return MedusaConfig(
         num_heads=wanted.num_heads,
         num_layers=wanted.num_layers,
         hidden_size=hidden_size,
         vocab_size=vocab_size,
-        draft_vocab=min(wanted.draft_vocab or vocab_size, vocab_size),
+        draft_vocab=draft_vocab,
         own_output=wanted.own_output,
         output_bias=False,
         sees_root=wanted.sees_root,
         target_name=recipe.target.model,
         target_fingerprint="",
     )
-    with torch.device("meta"):
-        heads = MedusaHeads(config, torch.zeros(config.draft_vocab, dtype=torch.long))
-    return sum(parameter.numel() for parameter in heads.parameters())
 
 
 def _lines(file: Path) -> int:

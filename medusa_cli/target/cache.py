@@ -62,7 +62,7 @@ class TreeLayer(CacheLayerMixin):
             rows[:, :, place.start : place.start + new.shape[2]] = new
         else:
             every = torch.arange(new.shape[0], device=new.device)[:, None]
-            rows[every, :, place.columns_BN] = new.transpose(1, 2)
+            rows[every, :, place.columns_BN.to(new.device)] = new.transpose(1, 2)
         return rows[:, :, : place.used]
 
     def _room_for(self, like: Tensor) -> Tensor:
@@ -141,12 +141,14 @@ class TreeCache(Cache):
             start = self.lengths[0]
             for layer in self.layers:
                 for store in (layer.keys, layer.values):
-                    store[:1, :, start : start + num_places] = store[:1].index_select(2, from_BD[0])
+                    store[:1, :, start : start + num_places] = store[:1].index_select(2, from_BD[0].to(store.device))
             return
         every = torch.arange(num_rows, device=device)[:, None]
         for layer in self.layers:
+            # layers may lie on several devices
+            row_B1, new_BD, old_BD = (index.to(layer.keys.device) for index in (every, to_BD, from_BD))
             for store in (layer.keys, layer.values):
-                store[every, :, to_BD] = store[every, :, from_BD]
+                store[row_B1, :, new_BD] = store[row_B1, :, old_BD]
 
     def copy_row(self, source: int, destination: int) -> None:
         """Overwrite one row by another: how a hole left by a finished row is filled."""

@@ -1,19 +1,22 @@
 """The library's loaders, with whatever they raise turned into one TargetError that names the model and the fault."""
 
+import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import transformers
 from huggingface_hub import errors as hub
+from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli.errors import TargetError
 from medusa_cli.target.sources import Source
 
 Loaded = TypeVar("Loaded")
+WEIGHT_FILES = tuple((f"{name}", f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
 
 _CHECK_FOLDER = "is the folder complete, and does this version of transformers know the architecture?"
 _COPY_AGAIN = "copy or download the whole model again"
@@ -37,8 +40,12 @@ def fetch_tokenizer(source: Source, revision: str | None) -> Any:
     )
 
 
-def fetch_model(source: Source, revision: str | None, dtype: torch.dtype, attention: str) -> Any:
+def fetch_model(
+    source: Source, revision: str | None, dtype: torch.dtype, attention: str, placing: Mapping[str, Any] | None = None
+) -> Any:
     """The causal language model, every weight of it from the files.
+
+    placing   what the library is told of where weights go and how they are held; None: in memory, as they are
 
     Raises NoSuchAttention, and TargetError when weights are missing or of other shapes: the library would make up
     random ones.
@@ -51,6 +58,7 @@ def fetch_model(source: Source, revision: str | None, dtype: torch.dtype, attent
             attn_implementation=attention,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            **(placing or {}),
         )
 
     try:
@@ -58,9 +66,29 @@ def fetch_model(source: Source, revision: str | None, dtype: torch.dtype, attent
     except TargetError as error:
         if _is_about_attention(error.__cause__, attention):
             raise NoSuchAttention from error
+        if isinstance(error.__cause__, torch.OutOfMemoryError):
+            raise error.__cause__ from error
         raise
     _refuse_gaps(source, found)
     return model
+
+
+def weights_are_here(source: Source, revision: str | None) -> bool:
+    """Whether the weights can be loaded without downloading anything."""
+    if Path(source.location).exists():
+        return True
+
+    def cached(name: str) -> str | None:
+        found = try_to_load_from_cache(source.location, name, revision=revision)
+        return found if isinstance(found, str) else None
+
+    for whole, index in WEIGHT_FILES:
+        if cached(whole):
+            return True
+        if listed := cached(index):
+            parts = set(json.loads(Path(listed).read_text(encoding="utf-8"))["weight_map"].values())
+            return all(cached(part) for part in parts)
+    return False
 
 
 def _where(source: Source, revision: str | None) -> dict[str, Any]:

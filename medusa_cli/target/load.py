@@ -2,6 +2,7 @@
 
 import hashlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer
 from medusa_cli.target.masks import MaskKinds
 from medusa_cli.target.model import Identity, Target, takes_mapping
+from medusa_cli.target.placing import placing_of, refuse_offload
 from medusa_cli.target.refuse import refuse_config, refuse_model
 from medusa_cli.target.runner import keep_freed_memory, lay_out
 from medusa_cli.target.sources import Source, find_source, licence_of
@@ -50,10 +52,12 @@ def load_unchecked(settings: TargetSettings) -> Target:
 def make_target(model: Any, tokenizer: Any, settings: TargetSettings) -> Target:
     """Wrap a model that is already in memory; the runner replaces its linear layers in place."""
     refuse_model(model, settings.model)
+    refuse_offload(model, settings.model)
     kinds = mask_kinds(model)
     fingerprint = fingerprint_of(model)
     weight = model.get_input_embeddings().weight
-    runner = lay_out(model, choose_runner(settings.runner, weight.device, weight.dtype))
+    replaceable = settings.quantize == "none" and settings.device_map == "one"
+    runner = lay_out(model, choose_runner(settings.runner, weight.device, weight.dtype)) if replaceable else "eager"
     identity = Identity(
         settings.model, fingerprint, runner, model.config._attn_implementation, licence_of(settings.model)
     )
@@ -146,8 +150,7 @@ def fingerprint_of(model: Any) -> str:
     Numbers are rounded to bfloat16 and then to float16, in this order: weights stored in bfloat16 agree in all three.
     """
     digest = hashlib.sha256()
-    named = sorted((name, tensor) for name, tensor in model.named_parameters() if tensor.is_floating_point())
-    for name, tensor in named:
+    for name, tensor in sorted(_float_tensors(model)):
         numbers: Tensor = tensor.detach().flatten()
         sample = numbers[:: max(1, len(numbers) // SAMPLED_NUMBERS)][:SAMPLED_NUMBERS]
         digest.update(f"{name} {list(tensor.shape)}".encode())
@@ -155,19 +158,35 @@ def fingerprint_of(model: Any) -> str:
     return digest.hexdigest()[:16]
 
 
+def _float_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
+    """Parameters by name; of a quantised one the largest number of each block, which is exact on every device."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            yield name, parameter
+        elif hasattr(parameter, "quant_state"):
+            yield f"{name} {parameter.quant_state.quant_type}", parameter.quant_state.absmax
+
+
 def _load_model(source: Source, config: Any, settings: TargetSettings, dtype: torch.dtype, device: torch.device) -> Any:
     """The model on its device, with the attention asked for, or eager where `auto` meets one that has no other."""
+    placing = placing_of(settings, source, dtype, device)
+
+    def fetch(attention: str) -> Any:
+        return fetch_model(source, settings.revision, dtype, attention, placing)
+
     try:
-        model = fetch_model(source, settings.revision, dtype, choose_attention(settings.attention, config))
-    except NoSuchAttention as error:
-        if settings.attention != "auto":
-            raise TargetError(
-                f"{settings.model} ({config.model_type}) has no {settings.attention} attention", "use --attention eager"
-            ) from error
-        model = fetch_model(source, settings.revision, dtype, "eager")
-    try:
-        return model.to(device)
+        try:
+            model = fetch(choose_attention(settings.attention, config))
+        except NoSuchAttention as error:
+            if settings.attention != "auto":
+                raise TargetError(
+                    f"{settings.model} ({config.model_type}) has no {settings.attention} attention",
+                    "use --attention eager",
+                ) from error
+            model = fetch("eager")
+        return model if placing else model.to(device)
     except torch.OutOfMemoryError as error:
         raise TargetError(
-            f"{settings.model} does not fit on {device}", "use a smaller model, or --dtype bfloat16"
+            f"{settings.model} does not fit on {device}",
+            "use a smaller model, --dtype bfloat16, or a recipe with target.quantize or target.device_map",
         ) from error

@@ -70,6 +70,11 @@ class Target:
         return self.model.get_input_embeddings().weight.device
 
     @cached_property
+    def devices(self) -> list[torch.device]:
+        """Where the weights are: one device, or those that the layers are spread over."""
+        return sorted({parameter.device for parameter in self.model.parameters()} | {self.device}, key=str)
+
+    @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of weights, masks and hidden states."""
         return self.model.get_input_embeddings().weight.dtype
@@ -81,10 +86,13 @@ class Target:
 
     @cached_property
     def output_weight(self) -> Tensor:
-        """The output matrix [V, H], from the embeddings where these are tied to it: a packed one would be a copy."""
+        """The output matrix [V, H], from the embeddings where these are tied to it: a packed one would be a copy.
+
+        On the device where inputs go, as all that others see is: where layers lie on several, this is a copy.
+        """
         output = self.model.get_output_embeddings()
         if isinstance(output, nn.Linear):
-            return output.weight.detach()
+            return output.weight.detach().to(self.device)
         if output.tied_to is not None:
             return output.tied_to.detach()
         return output.packed.to_dense()
@@ -93,7 +101,7 @@ class Target:
     def output_bias(self) -> Tensor | None:
         """The output's bias [V], or None."""
         bias = self.model.get_output_embeddings().bias
-        return None if bias is None else bias.detach()
+        return None if bias is None else bias.detach().to(self.device)
 
     @cached_property
     def hidden_size(self) -> int:
@@ -184,6 +192,8 @@ class Target:
             # The model may be called by others (transformers' generate, in the bench): the hook is then inert.
             self._wanted_BN = None
         assert self._hidden is not None
+        # where layers lie on several devices, the last hidden states are on another one than the inputs
+        self._hidden = self._hidden.to(self.device)
         hidden_BNH = self._hidden if wanted_BW is None else _take(self._hidden, wanted_BW)
         return Seen(hidden_BNH, out.logits)
 
@@ -215,4 +225,5 @@ def takes_mapping(model: Any) -> bool:
 
 def _take(hidden_BNH: Tensor, wanted_BW: Tensor) -> Tensor:
     """The hidden states at the wanted nodes [B, W, H]."""
+    wanted_BW = wanted_BW.to(hidden_BNH.device)
     return hidden_BNH.gather(1, wanted_BW[..., None].expand(-1, -1, hidden_BNH.shape[-1]))

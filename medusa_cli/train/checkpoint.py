@@ -24,14 +24,17 @@ _KEPT = 2
 # What may change between a stop and going on: where things are kept and shown, and how the target is run.
 _FREE: dict[str, Any] = {
     "output_dir": True,
-    "target": {"device", "runner", "attention"},
+    "target": {"device", "device_map", "runner", "attention"},
     "train": {"report_to", "save_steps", "eval_steps"},
 }
 
 
 def learning_settings(recipe: Recipe) -> dict[str, Any]:
     """Every setting that changes what is learned, as JSON holds it."""
-    return recipe.model_dump(mode="json", exclude=_FREE)
+    settings: dict[str, Any] = recipe.model_dump(mode="json", exclude=_FREE)
+    if recipe.target.quantize == "none":  # said only where it changes something: folders made without it go on
+        del settings["target"]["quantize"]
+    return settings
 
 
 def recipe_hash(recipe: Recipe) -> str:

@@ -258,9 +258,36 @@ def test_a_plan_bounds_what_the_run_then_does_and_changes_nothing(
     assert after["parameters"] == 3 * (2 * 32 * 32 + 32)
     stored = sum(file.stat().st_size for file in (trained.folder / "written" / "answers").iterdir())
     assert stored < after["bytes_at_most"]
-    table = medusa(*train_args(tiny, trained.folder, "--plan")).out
-    assert "samples with hidden states" in table
-    assert "6,240 parameters" in table
+    shown = medusa(*train_args(tiny, trained.folder, "--plan")).out
+    assert "samples with hidden states" in shown
+    assert "6,240 parameters" in shown
+    assert "num_samples: 12\n" in shown  # the recipe as it is resolved
+    assert "time: about 0:0" in shown
+    assert before["recipe"]["data"]["num_samples"] == 12
+    seconds = before["seconds"]
+    assert min(seconds["prompts"], seconds["answers"], seconds["training"]) > 0
+    assert seconds["total"] == pytest.approx(seconds["prompts"] + seconds["answers"] + seconds["training"])
+    assert (after["seconds"]["prompts"], after["seconds"]["answers"]) == (0, 0)  # they are there
+    # float32 weights of the tiny model, by hand: embeddings and output, two layers, norms
+    layer = 32 * 32 * 2 + 16 * 32 * 2 + 3 * 32 * 48 + 2 * 32
+    assert before["memory"]["weights"] == 4 * (2 * 304 * 32 + 2 * layer + 32)
+    assert before["memory"]["needed"] > before["memory"]["weights"]
+
+
+def test_a_plan_of_what_can_not_be_tried_here_says_why(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+    plan = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json", "--device", "cuda:9"))
+    assert plan.code == 0, plan.err
+    assert plan.document["seconds"] is None
+    assert plan.document["why_not_timed"].startswith("device cuda:9 is not there")
+    large = medusa(*train_args(tiny, tmp_path / "new", "--plan", "data.rows=900000000", "--num-samples", 900000000))
+    assert "time: not tried: the run needs about " in large.out
+    assert ": too little (data.rows, data.workers)" in large.out
+
+
+def test_a_plan_of_given_text_counts_its_reading(medusa: Medusa, tiny: Path, data: Path, tmp_path: Path) -> None:
+    plan = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json", "--dataset", data)).document
+    assert plan["seconds"]["reading"] > 0
+    assert plan["seconds"]["prompts"] == plan["seconds"]["answers"] == 0
 
 
 def test_a_plan_and_a_preview_are_not_shown_at_once(train: Callable[..., Done]) -> None:

@@ -1,0 +1,59 @@
+"""`medusa train-heads --plan`: what a run would do, need and take, as text and as a document. Starts nothing."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from medusa_cli.cli.console import Console, duration
+from medusa_cli.recipe import Recipe, resolved
+
+if TYPE_CHECKING:
+    from medusa_cli.produce.plan import Plan
+
+MIB = 2**20
+
+
+def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
+    """Print the resolved recipe and the plan, from the model's config, what is in the folder, and a short try."""
+    from medusa_cli.produce.plan import plan_of, timed
+
+    plan = timed(plan_of(recipe), recipe, console.info)
+    console.stream(resolved(recipe))
+    console.out()
+    own = recipe.data.dataset == "self"
+    console.table(
+        ("", "done", "at most"),
+        [
+            ("prompts written", plan.prompts_written, plan.samples if own else None),
+            ("samples with hidden states", plan.samples_ready, plan.samples),
+            ("tokens to learn", None, plan.tokens_at_most),
+            ("disk, MiB", plan.bytes_there // MIB, plan.bytes_at_most // MIB),
+            ("training steps", plan.steps_saved, plan.steps_at_most),
+        ],
+        title=f"{recipe.target.model} -> {recipe.output_dir}",
+    )
+    console.out(f"heads: {plan.heads} of {plan.parameters:,} parameters in all")
+    for line in (_memory(plan), _time(plan)):
+        console.out(line)
+    seconds = asdict(plan.seconds) | {"total": plan.seconds.total} if plan.seconds else None
+    memory = asdict(plan.memory) | {"needed": plan.memory.needed}
+    return {**asdict(plan), "memory": memory, "seconds": seconds, "recipe": recipe.model_dump(mode="json")}
+
+
+def _memory(plan: "Plan") -> str:
+    """What is needed at most, and what there is."""
+    memory = plan.memory
+    free = "" if memory.free is None else f"; {memory.free // MIB:,} MiB are free"
+    fits = "" if memory.free is None or memory.free >= memory.needed else ": too little (data.rows, data.workers)"
+    return (
+        f"memory: about {memory.needed // MIB:,} MiB at most (weights {memory.weights // MIB:,}, "
+        f"with writing {memory.writing // MIB:,}, with training {memory.training // MIB:,}){free}{fits}"
+    )
+
+
+def _time(plan: "Plan") -> str:
+    """How long it would take, stage by stage."""
+    if plan.seconds is None:
+        return f"time: not tried: {plan.why_not_timed}"
+    stages = [(name, spent) for name, spent in asdict(plan.seconds).items() if spent]
+    listed = ", ".join(f"{name} {duration(spent)}" for name, spent in stages) or "nothing is left to do"
+    return f"time: about {duration(plan.seconds.total)} at most ({listed}), and loading and fitting on top"

@@ -1,0 +1,122 @@
+"""How fast this machine writes, reads and learns: each tried for a moment, with the recipe's own sizes.
+
+Nothing is written anywhere. Shape letters: B rows or places, K heads, V rows of the output matrix, H hidden.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from medusa_cli.contracts import Draft
+from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.produce.given import READ_TOKENS
+from medusa_cli.recipe import Recipe
+from medusa_cli.target.model import Target
+from medusa_cli.train.loop import make_optimizer
+from medusa_cli.train.loss import score_and_learn
+from medusa_cli.trees.tree import TokenTree
+
+PREFILL_ROWS, PREFILL_TOKENS = 8, 32
+STEPS, PLACES = 3, 512
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of each kind of work, in one process as the run would have it.
+
+    read_token   a token that is read: a prompt's, or one of a given text
+    step         a step of all rows side by side, each half way through its text
+    learn_place  a place of a training batch
+    """
+
+    read_token: float
+    step: float
+    learn_place: float
+
+
+def measure_pace(recipe: Recipe, target: Target, heads: MedusaHeads) -> Pace:
+    """Some seconds of each. `heads` are fresh ones of this recipe, and are trained on noise: throw them away."""
+    with _threads_of_one(recipe.data.workers, target):
+        read, step = _reading(recipe, target), _stepping(recipe, target)
+    return Pace(read, step, _learning(recipe, heads))
+
+
+@torch.inference_mode()
+def _reading(recipe: Recipe, target: Target) -> float:
+    """Seconds a token while prompts, or texts that are given, are read."""
+    if recipe.data.dataset == "self":
+        rows, tokens = min(PREFILL_ROWS, recipe.data.rows), PREFILL_TOKENS
+    else:
+        tokens = min(recipe.data.max_seq_length, READ_TOKENS)
+        rows = max(1, READ_TOKENS // tokens // 4)
+    tokens = min(tokens, target.context_limit or tokens)
+    ids_BT = torch.randint(0, target.real_vocab, (rows, tokens))
+    return _median(target.device, lambda: target.hidden(ids_BT, [tokens] * rows), 2) / (rows * tokens)
+
+
+@torch.inference_mode()
+def _stepping(recipe: Recipe, target: Target) -> float:
+    """Seconds of a step while all rows write."""
+    data = recipe.data
+    rows = min(data.rows, data.num_samples)
+    held = (
+        (data.max_prompt_tokens + data.max_answer_tokens // 2) if data.dataset == "self" else data.max_seq_length // 2
+    )
+    held = max(1, min(held, (target.context_limit or held + 1) - 1))
+    cache = target.new_cache(rows, held + 1)
+    target.prefill([torch.randint(0, target.real_vocab, (held,)).tolist()], cache)
+    if rows > 1:
+        cache.copy_prefix(0, slice(1, rows), held)
+    draft = Draft(torch.zeros(rows, 1, dtype=torch.long, device=target.device), TokenTree.chain(0))
+    return _median(target.device, lambda: target.verify(draft, cache).logits_BNV.argmax(-1), STEPS)
+
+
+def _learning(recipe: Recipe, heads: MedusaHeads) -> float:
+    """Seconds a place of a training step."""
+    settings, device = recipe.train, heads.weight.device
+    places = min(settings.batch_size, PLACES)
+    optimizer = make_optimizer(heads, settings)
+    hidden_BH = torch.randn(places, heads.config.hidden_size, device=device)
+    roots_B = torch.zeros(places, dtype=torch.long, device=device)
+    labels_BK = torch.randint(0, heads.config.draft_vocab, (places, heads.config.num_heads), device=device)
+
+    def learn() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        inputs_BI = heads.inputs(hidden_BH, roots_B)
+        score_and_learn(heads, inputs_BI, labels_BK, head_decay=settings.head_decay, chunk=settings.loss_chunk)
+
+    return _median(device, learn, 2) / places + _median(device, optimizer.step, 2) / settings.batch_size
+
+
+def _median(device: torch.device, work: object, times: int) -> float:
+    """Median seconds of `times` runs of `work`, after one that warms up."""
+    assert callable(work)
+    seconds = []
+    for _ in range(times + 1):
+        begun = _now(device)
+        work()
+        seconds.append(_now(device) - begun)
+    return sorted(seconds[1:])[(times - 1) // 2]
+
+
+def _now(device: torch.device) -> float:
+    """A clock that waits for the device."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+    return time.perf_counter()
+
+
+@contextmanager
+def _threads_of_one(workers: int, target: Target) -> Iterator[None]:
+    """The threads that one of several writing processes has."""
+    before = torch.get_num_threads()
+    if workers > 1 and target.device.type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

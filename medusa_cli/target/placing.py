@@ -1,0 +1,49 @@
+"""Where the weights go and how they are held: on one device or spread over several GPUs, in full or in 4 bits."""
+
+from typing import Any
+
+import torch
+from transformers import BitsAndBytesConfig
+
+from medusa_cli.errors import TargetError
+from medusa_cli.lazy import need
+from medusa_cli.recipe import TargetSettings
+from medusa_cli.target.sources import Source
+
+
+def placing_of(
+    settings: TargetSettings, source: Source, dtype: torch.dtype, device: torch.device
+) -> dict[str, Any] | None:
+    """What the library's loader is told; None where there is nothing to tell: full weights on one device.
+
+    Raises TargetError for a file that is quantised already, and MissingExtra when bitsandbytes is not installed.
+    """
+    told: dict[str, Any] = {}
+    if settings.quantize == "4bit":
+        if source.gguf_file:
+            raise TargetError(
+                f"{settings.model} is a .gguf file, which can't be quantised again",
+                "leave out target.quantize, or name the model's own folder",
+            )
+        need("bitsandbytes", "quantize")
+        # NF4 with plain block scales: one row and many are multiplied by the same weights, so trees stay exact.
+        # LLM.int8 is no choice: what it multiplies in 16 bits depends on the rows beside.
+        told["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+        told["device_map"] = {"": device}
+    if settings.device_map == "auto":
+        told["device_map"] = "auto"
+    return told or None
+
+
+def refuse_offload(model: Any, name: str) -> None:
+    """Raise TargetError when some layers found no room on the GPUs: each step would fetch them from elsewhere."""
+    places = set(getattr(model, "hf_device_map", {}).values())
+    elsewhere = places & {"cpu", "disk"}
+    if elsewhere and len(places) > 1 or "disk" in places:
+        raise TargetError(
+            f"{name} does not fit on the GPUs there are: some of its layers would lie on the "
+            f"{' and the '.join(sorted(elsewhere)).replace('cpu', 'CPU')}",
+            "use more GPUs, a smaller model, or target.quantize=4bit",
+        )

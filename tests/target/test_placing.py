@@ -1,0 +1,136 @@
+"""Where weights go and how they are held: spread over several GPUs, or in 4 bits."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.decode.loop import Parts, collect
+from medusa_cli.decode.rows import Limits
+from medusa_cli.drafters.none import NoDrafter
+from medusa_cli.errors import MissingExtra, RecipeError, TargetError
+from medusa_cli.recipe import TargetSettings, load_recipe
+from medusa_cli.target import load as load_room
+from medusa_cli.target.load import load_target
+from medusa_cli.target.model import Target
+from tests.fakes import OracleDrafter, wide
+from tests.tiny_folders import save_gguf, save_tiny
+
+ROOT = Path(__file__).parents[2]
+WIDER = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "initializer_range": 0.3}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+# --- several GPUs ---
+
+
+def test_layers_on_two_gpus_meet_only_tensors_of_their_own() -> None:
+    # in a process of its own: the devices it makes up stay
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "tests/target/on_two_gpus.py"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert run.returncode == 0, run.stdout
+    assert "5 passed" in run.stdout
+
+
+def test_a_model_spread_over_one_device_decodes_as_ever(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    one, spread_out = (load(folder, device_map=device_map) for device_map in ("one", "auto"))
+    assert text_of(spread_out) == text_of(one)
+    assert spread_out.fingerprint == one.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("device_map", "words"),
+    [
+        (
+            {"model.embed_tokens": "cpu", "model": "cpu", "lm_head": "disk"},
+            "some of its layers would lie on the CPU and",
+        ),
+        ({"": "disk"}, "some of its layers would lie on the disk"),
+    ],
+)
+def test_a_model_that_finds_no_room_on_the_gpus_is_refused(
+    device_map: dict[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = save_tiny(tmp_path / "model", tie_word_embeddings=False)
+    placing = {"device_map": device_map, "offload_folder": str(tmp_path / "offload")}
+    monkeypatch.setattr(load_room, "placing_of", lambda *_: placing)
+    with pytest.raises(TargetError) as caught:
+        load(folder, device_map="auto")
+    assert words in caught.value.message
+    assert "target.quantize=4bit" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["target.device_map=auto", "target.device=cpu"], "target spreads the layers by device_map auto, and names"),
+        (["target.device_map=auto", "target.runner=packed"], "target asks for device_map auto, and for the packed"),
+        (["target.quantize=4bit", "target.runner=blocks"], "target asks for quantize 4bit, and for the blocks runner"),
+        (["target.quantize=8bit"], "target.quantize is one of none, 4bit, not '8bit': did you mean 4bit?"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: list[str], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        load_recipe(None, settings)
+
+
+# --- 4 bits ---
+
+
+def load(name: Path, **settings: Any) -> Target:
+    return load_target(TargetSettings(model=str(name), dtype="float32", **settings))
+
+
+def text_of(target: Target, drafter: Any = None) -> list[int]:
+    prompt = [5, 7, 11]
+    return collect(Parts(target, drafter or NoDrafter(), Greedy()), [prompt], Limits(24))[0].token_ids
+
+
+def test_without_bitsandbytes_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(MissingExtra) as caught:
+        load(save_tiny(tmp_path / "model"), quantize="4bit")
+    assert caught.value.hint == "pip install 'medusa-heads[quantize]'"
+
+
+def test_a_gguf_file_is_not_quantised_again(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="can't be quantised again"):
+        load(save_gguf(tmp_path / "tiny.gguf"), quantize="4bit")
+
+
+def test_a_tree_on_4_bits_writes_what_the_library_writes_on_4_bits(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    target = load(save_tiny(tmp_path / "model", **WIDER), quantize="4bit")
+    assert target.identity.runner == "eager"
+    held = {parameter.dtype for parameter in target.model.model.layers.parameters()}
+    assert torch.uint8 in held
+    plain = text_of(target)
+    assert len(set(plain)) > 5
+    prompt = torch.tensor([[5, 7, 11]])
+    library = target.model.generate(prompt, max_new_tokens=24, do_sample=False, eos_token_id=None)
+    assert plain == library[0, 3:].tolist()
+    assert text_of(target, OracleDrafter([[5, 7, 11, *plain]], wide)) == plain
+
+
+def test_4_bits_are_other_weights_and_the_same_ones_each_time(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    folder = save_tiny(tmp_path / "model", **WIDER)
+    full, held, again = (load(folder, quantize=quantize).fingerprint for quantize in ("none", "4bit", "4bit"))
+    assert held == again != full
+    # adapters that were merged change linear layers alone
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(1.1)
+    model.save_pretrained(folder)
+    assert load(folder, quantize="4bit").fingerprint != held

@@ -1,0 +1,128 @@
+"""A recipe's settings: every fault is named at once, in words a user can act on, and YAML's surprises are none."""
+
+from pathlib import Path
+
+import pytest
+
+from medusa_cli.errors import RecipeError
+from medusa_cli.recipe import Recipe, load_recipe, resolved
+
+MEANT = ": did you mean packed?"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "recipe.yaml"
+
+
+def told(file: Path, content: str) -> str:
+    """The message that refuses this content."""
+    file.write_text(content)
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(file)
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+    return caught.value.message
+
+
+def test_every_fault_is_named_at_once(file: Path) -> None:
+    content = """
+        target: {dtype: fp32, modle: a}
+        heads: {num_heads: 0}
+        data: {num_samples: many, rows: 2.5}
+        train: {epcohs: 3, learning_rate: 0}
+        optimiser: adam
+    """
+    assert told(file, content) == f"{file}: " + "; ".join(
+        [
+            "target.dtype is one of auto, float32, bfloat16, float16, not 'fp32': did you mean float32?",
+            "target.modle is no setting: did you mean target.model?",
+            "heads.num_heads must be at least 1, not 0",
+            "data.num_samples must be a whole number, not 'many'",
+            "data.rows must be a whole number, not 2.5",
+            "train.learning_rate must be more than 0, not 0",
+            "train.epcohs is no setting: did you mean train.epochs?",
+            "optimiser is no setting",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        # the right name in the wrong place
+        ("epochs: 3", "epochs is no setting: did you mean train.epochs?"),
+        ("model: a", "model is no setting: did you mean target.model?"),
+        ("train: {num_samples: 3}", "train.num_samples is no setting: did you mean data.num_samples?"),
+        ("target: {seed: 3}", "target.seed is no setting: did you mean seed?"),
+        ("lerning_rate: 3", "lerning_rate is no setting: did you mean train.learning_rate?"),
+        ("Train: {epochs: 3}", "Train is no setting: did you mean train?"),
+        ("data: {num-samples: 3}", "data.num-samples is no setting: did you mean data.num_samples?"),
+        # ranges
+        ("heads: {num_heads: 17}", "heads.num_heads must be at most 16, not 17"),
+        ("train: {warmup_ratio: 1}", "train.warmup_ratio must be less than 1, not 1"),
+        ("train: {epochs: .nan}", "train.epochs must be a finite number, not nan"),
+        ("data: {openings: []}", "data.openings must hold at least 1, not 0"),
+        # types
+        ("train: 3", "train is a section, with its settings indented below it, not 3"),
+        ("train: [epochs]", "train is a section, with its settings indented below it, not ['epochs']"),
+        ("heads: {num_heads: yes}", "heads.num_heads must be a whole number, not true"),
+        ("train: {learning_rate: no}", "train.learning_rate must be a number, not false"),
+        ("heads: {own_output: maybe}", "heads.own_output must be true or false, not 'maybe'"),
+        ("target: {revision: 12345}", "target.revision must be text, not 12345: put it in quotes"),
+        ("target: {model: yes}", "target.model must be text, not true: put it in quotes"),
+        ("train: {epochs: {a: 1}}", "train.epochs must be a number, not {'a': 1}"),
+        ("data: {openings: Write}", "data.openings must be a list, not 'Write'"),
+        ("data: {openings: [a, 3]}", "data.openings.1 must be text, not 3: put it in quotes"),
+        ("1: 2", "1 is no setting"),
+        # choices and patterns
+        ("target: {runner: pack}", "target.runner is one of auto, eager, packed, blocks, not 'pack'" + MEANT),
+        ("target: {device: gpu}", "target.device is auto, cpu, cuda, cuda:N or mps, not 'gpu'"),
+        ("train: {report_to: tensorboard}", "train.report_to is one of none, wandb, not 'tensorboard'"),
+    ],
+)  # fmt: skip
+def test_a_fault_says_what_is_wanted(content: str, words: str, file: Path) -> None:
+    assert told(file, content) == f"{file}: {words}"
+
+
+def test_a_setting_given_twice_is_a_fault_that_yaml_would_not_tell(file: Path) -> None:
+    message = told(file, "train:\n  epochs: 3\n  epochs: 4\nseed: 1\nseed: 2\n")
+    assert message == f"{file}: epochs is given twice (line 3); seed is given twice (line 5)"
+
+
+def test_a_section_whose_lines_are_all_commented_out_holds_its_defaults(file: Path) -> None:
+    file.write_text("train:\n  # epochs: 3\nseed: 4\n")
+    assert load_recipe(file) == Recipe(seed=4)
+
+
+@pytest.mark.parametrize(("written", "meant"), [("1e-4", 1e-4), ("2E3", 2000.0), ("'0.5'", 0.5), ("3", 3.0)])
+def test_numbers_are_read_however_yaml_takes_them(written: str, meant: float, file: Path) -> None:
+    file.write_text(f"train: {{learning_rate: {written}}}")
+    assert load_recipe(file).train.learning_rate == meant
+
+
+def test_a_whole_number_may_have_an_exponent(file: Path) -> None:
+    file.write_text("data: {num_samples: 2e3}")
+    assert load_recipe(file).data.num_samples == 2000
+
+
+def test_text_that_looks_like_a_number_stays_text(file: Path) -> None:
+    file.write_text("target: {revision: '12e4567'}\noutput_dir: '1e5'")
+    recipe = load_recipe(file)
+    assert (recipe.target.revision, recipe.output_dir) == ("12e4567", "1e5")
+
+
+def test_a_resolved_recipe_is_a_recipe_that_says_the_same(file: Path) -> None:
+    recipe = load_recipe(None, ["train.epochs=3", "target.revision='123'", "train.learning_rate=1e-5"])
+    text = resolved(recipe)
+    assert "num_layers: 1" in text  # defaults are written out
+    assert "Summarize" not in text  # but not the package's hundred lines of steering
+    file.write_text(text)
+    assert load_recipe(file) == recipe
+
+
+def test_openings_of_one_s_own_are_written_out(file: Path) -> None:
+    recipe = load_recipe(None, ["data.openings=['Write a poem about {topic}']"])
+    file.write_text(resolved(recipe))
+    assert "Write a poem about {topic}" in file.read_text()
+    assert load_recipe(file) == recipe
