@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -95,13 +96,25 @@ class DataSettings(Settings):
 
     dataset: str = Field("self", description="self, a file (.jsonl, .json, .parquet, .txt) or a hub id")
     dataset_split: str = "train"
+    dataset_config: str | None = Field(None, description="configuration of a hub data set that has several")
+    streaming: bool = Field(False, description="read a hub data set row by row instead of downloading it first")
+    on_bad_row: Literal["skip", "fail"] = "skip"
+    answers_from: str = Field(
+        "auto",
+        description="auto: the data's own answers, and the target's where it has none; self: the target's; "
+        "or the URL of a server that speaks OpenAI's chat completions",
+    )
+    server_model: str | None = Field(None, description="the name the server serves it by; none: the only one there")
+    server_temperature: float = Field(0.0, ge=0, le=2)
+    server_timeout: float = Field(300.0, gt=0, description="seconds to wait for a word of the server")
+    server_tries: int = Field(6, ge=1, description="times a request is sent before the run stops")
     num_samples: int = Field(2000, ge=1)
     max_seq_length: int = Field(512, ge=16, description="tokens of prompt and answer together")
     max_prompt_tokens: int = Field(96, ge=1, description="longest prompt the target writes for itself")
     max_answer_tokens: int = Field(192, ge=1)
     prompt_temperature: float = Field(1.0, ge=COLDEST)
     prompt_top_p: float = Field(0.95, gt=0, le=1)
-    rows: int = Field(96, ge=1, description="rows decoded side by side while the target writes")
+    rows: int = Field(96, ge=1, description="rows decoded side by side while the target writes; requests in flight")
     workers: int = Field(1, ge=1, description="processes that write side by side, each with a copy of the model")
     held_out: float = Field(0.03, gt=0, lt=0.5, description="share of the samples kept for measuring")
     openings: tuple[str, ...] = Field(
@@ -112,6 +125,37 @@ class DataSettings(Settings):
     topics: tuple[str, ...] = Field(
         default_factory=lambda: _steering("topics"), min_length=1, description="put where an opening says {topic}"
     )
+
+    @field_validator("answers_from")
+    @classmethod
+    def _check_answers_from(cls, value: str) -> str:
+        """The value without what its URL may end in, or RecipeError, which doesn't repeat a URL: it may hold a key."""
+        return value if value in ("auto", "self") else _server_url(value)
+
+    @property
+    def server(self) -> str | None:
+        """The URL of the server that answers, if one does."""
+        return None if self.answers_from in ("auto", "self") else self.answers_from
+
+
+def _server_url(text: str) -> str:
+    """The URL that /chat/completions is put behind, or RecipeError."""
+    try:
+        url = urlsplit(text)
+        whole = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        (url.hostname or "").encode("idna")
+    except ValueError:  # a port that is no number, brackets that don't close, a host of no characters
+        whole = False
+    if not whole or any(character.isspace() for character in text):
+        raise RecipeError(
+            "data.answers_from is neither auto, self nor the URL of a server", "for example http://localhost:8000/v1"
+        )
+    if url.username is not None or url.query or url.fragment:
+        raise RecipeError(
+            "data.answers_from: the URL holds more than host and path, perhaps a password",
+            "a run records its URL: give it without, and a key in the environment as OPENAI_API_KEY",
+        )
+    return text.rstrip("/").removesuffix("/chat/completions").rstrip("/")
 
 
 class TrainSettings(Settings):

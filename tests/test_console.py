@@ -1,6 +1,7 @@
 """The console: which stream, how often, and nothing read as markup."""
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,20 @@ def test_results_go_to_stdout_and_logs_to_stderr(capsys):
     console.debug("detail")
     console.warn("careful")
     assert capsys.readouterr() == ("text\npiece", "log\nwarning: careful\n")
+
+
+def test_marked_runs_stand_between_signs_and_are_coloured_on_a_terminal_that_takes_colour(capsys, monkeypatch):
+    runs = [("What? ", False), ("Blue.", True), ("\n", False)]
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    Console().marked(runs)
+    assert capsys.readouterr().out == "What? \u27e6Blue.\u27e7\n\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    Console().marked(runs)
+    assert capsys.readouterr().out == "What? \x1b[32m\u27e6Blue.\u27e7\x1b[0m\n\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    Console().marked(runs)
+    Console(json=True).marked(runs)
+    assert capsys.readouterr().out == "What? \u27e6Blue.\u27e7\n\n"
 
 
 def test_quiet_keeps_warnings_and_results(capsys):

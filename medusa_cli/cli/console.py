@@ -79,6 +79,11 @@ class Console:
         if not self.json:
             print(text)
 
+    def marked(self, runs: Sequence[tuple[str, bool]]) -> None:
+        """Runs of text as a result on stdout: the marked ones between \u27e6 and \u27e7, and green on a terminal."""
+        on, off = ("\x1b[32m", "\x1b[0m") if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("", "")
+        self.out("".join(f"{on}\u27e6{text}\u27e7{off}" if marked else text for text, marked in runs))
+
     def stream(self, text: str) -> None:
         """A piece of the result on stdout, shown at once."""
         if not self.json:

@@ -9,6 +9,7 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, Progress
+from medusa_cli.cli.masks import preview
 from medusa_cli.cli.options import setting
 from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, load_recipe
 
@@ -30,6 +31,15 @@ def command(
     dataset: Annotated[str | None, setting("Training text.", DataSettings, "dataset", metavar="self|FILE|HUB")] = None,
     dataset_split: Annotated[
         str | None, setting("Split of a hub data set.", DataSettings, "dataset_split", metavar="NAME")
+    ] = None,
+    streaming: Annotated[
+        bool | None, setting("Read a hub data set row by row.", DataSettings, "streaming", "--streaming/--no-streaming")
+    ] = None,
+    on_bad_row: Annotated[
+        Literal["skip", "fail"] | None, setting("What a row that can't be used does.", DataSettings, "on_bad_row")
+    ] = None,
+    answers_from: Annotated[
+        str | None, setting("Who answers the prompts.", DataSettings, "answers_from", metavar="auto|self|URL")
     ] = None,
     num_samples: Annotated[int | None, setting("Samples to use.", DataSettings, "num_samples", metavar="N")] = None,
     max_seq_length: Annotated[
@@ -91,6 +101,9 @@ def command(
         "heads.draft_vocab": draft_vocab,
         "data.dataset": dataset,
         "data.dataset_split": dataset_split,
+        "data.streaming": streaming,
+        "data.on_bad_row": on_bad_row,
+        "data.answers_from": answers_from,
         "data.num_samples": num_samples,
         "data.max_seq_length": max_seq_length,
         "train.epochs": epochs,
@@ -109,7 +122,7 @@ def command(
     if preview_masks and plan:
         raise typer.BadParameter("--preview-masks and --plan each show something of their own; give one")
     if preview_masks:
-        document = _preview(recipe, console)
+        document = preview(recipe, console)
     elif plan:
         from medusa_cli.cli.planning import show_plan
 
@@ -166,7 +179,7 @@ class _Watch:
     def __enter__(self) -> "Hooks":
         from medusa_cli.produce.heads import Hooks
 
-        return Hooks(self.on_data, self.on_event, self.say, self._reporter)
+        return Hooks(self.on_data, self.on_event, self.say, self.warn, self._reporter)
 
     def __exit__(self, *_: object) -> None:
         self._close()
@@ -192,6 +205,10 @@ class _Watch:
         """A sentence."""
         self._console.info(text)
 
+    def warn(self, text: str) -> None:
+        """A sentence that --quiet doesn't hide."""
+        self._console.warn(text)
+
     def _open(self, stage: str, total: int, done: int) -> Progress:
         if stage != self._stage or self._progress is None:
             self._close()
@@ -204,26 +221,6 @@ class _Watch:
             self._bar.__exit__(None, None, None)
             self._bar = self._progress = None
             self._stage = ""
-
-
-def _preview(recipe: Recipe, console: Console) -> dict[str, Any]:
-    """Print one sample of a data set with the learnt runs marked."""
-    from medusa_cli.assemble import load_target
-    from medusa_cli.data.conversations import Counts, read_conversations
-    from medusa_cli.data.preview import segments
-    from medusa_cli.data.tokens import tokenize
-    from medusa_cli.errors import RecipeError
-
-    data, counts = recipe.data, Counts()
-    if data.dataset == "self":
-        raise RecipeError("--preview-masks needs a data set", "name one: --dataset FILE")
-    rows = read_conversations(data.dataset, split=data.dataset_split, counts=counts)
-    tokenizer = load_target(recipe.target).tokenizer
-    sample = next(iter(tokenize(tokenizer, rows, max_length=data.max_seq_length, counts=counts)))
-    parts = segments(tokenizer, sample)
-    console.out(f"{sum(sample.supervised)} of {len(sample.ids)} tokens are learnt (between \u27e6 and \u27e7):")
-    console.out("".join(f"\u27e6{part.text}\u27e7" if part.supervised else part.text for part in parts))
-    return {"tokens": len(sample.ids), "learnt": sum(sample.supervised), "segments": parts}
 
 
 def _show(made: "Made", console: Console) -> None:
@@ -267,5 +264,6 @@ def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:
         "expected_tokens": choice.expected_tokens,
         "predicted_speedup": choice.speedup,
         "data": made.data,
+        "answers": made.answers,
         "seed": recipe.seed,
     }

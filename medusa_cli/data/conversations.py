@@ -36,11 +36,18 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages in order. `row` is the row they came from, counted from 1, or None when they came from no file."""
+    """Messages in order.
+
+    row         the row they came from, counted from 1, or None when they came from no file
+    only_last   only the last answer is learnt: those before it are another's words
+    unfinished  the last answer was cut off by a limit, so that its end is nothing to learn
+    """
 
     messages: list[Message]
     id: str
     row: int | None = None
+    only_last: bool = False
+    unfinished: bool = False
 
     @property
     def place(self) -> str:
@@ -89,6 +96,15 @@ class Counts:
         self.skipped[reason] += 1
         self.first.setdefault(reason, place)
 
+    def numbers(self) -> dict[str, int]:
+        """What a run records of its rows."""
+        return {
+            "rows read": self.read,
+            "rows left out": self.skipped.total(),
+            "rows without an answer to learn": self.empty,
+            "rows shortened": self.cut,
+        }
+
     def describe(self) -> str:
         """One line for the user."""
         reasons = [f"{number} {reason} (first: {self.first[reason]})" for reason, number in self.skipped.most_common()]
@@ -98,14 +114,20 @@ class Counts:
 
 
 def read_conversations(
-    source: str, *, split: str, counts: Counts, on_bad_row: OnBadRow = "skip"
+    source: str,
+    *,
+    split: str,
+    counts: Counts,
+    on_bad_row: OnBadRow = "skip",
+    config: str | None = None,
+    streaming: bool = False,
 ) -> Iterator[Conversation]:
-    """The conversations in a file or hub data set.
+    """The conversations in a file or hub data set; `split`, `config` and `streaming` are for the latter.
 
     A row that can't be used is counted in `counts` with its reason, or raises BadRow with `on_bad_row="fail"`.
     Raises DataError when the source can't be read (see `read_rows`) or holds no usable row.
     """
-    return _usable(read_rows(source, split), source, counts, on_bad_row)
+    return _usable(read_rows(source, split, config=config, streaming=streaming), source, counts, on_bad_row)
 
 
 def _usable(rows: Iterator[Row], source: str, counts: Counts, on_bad_row: OnBadRow) -> Iterator[Conversation]:
@@ -119,7 +141,7 @@ def _usable(rows: Iterator[Row], source: str, counts: Counts, on_bad_row: OnBadR
         except BadRow as fault:
             if on_bad_row == "fail":
                 raise fault.at(f"{source}, row {row.number}") from fault
-            counts.skip(fault.reason, f"row {row.number}")
+            counts.skip(fault.reason, f"row {row.number}, field {fault.field}")
             continue
         usable += 1
         own = row.value.get("id")

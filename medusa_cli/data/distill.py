@@ -80,7 +80,7 @@ def write_prompts(wanted: Sequence[Steered], file: Path, tokenizer: Any, write: 
         one = missing[written.index]
         text = tokenizer.decode(written.token_ids, skip_special_tokens=True)
         opening = one.opening.rstrip(" ")
-        _append(file, {"id": one.id, "prompt": (opening + text).strip(), "tokens": len(written.token_ids)})
+        append_row(file, {"id": one.id, "prompt": (opening + text).strip(), "tokens": len(written.token_ids)})
         yield len(written.token_ids)
 
 
@@ -95,7 +95,7 @@ def read_written(file: Path) -> list[dict[str, Any]]:
     try:
         return [json.loads(line) for line in text[:whole].splitlines()]
     except ValueError as error:
-        raise DataError(f"{file} is damaged: {error}", "delete it to have the prompts written again") from error
+        raise DataError(f"{file} is damaged: {error}", "delete it to have it written again") from error
 
 
 def _start_ids(tokenizer: Any, before: str, opening: str) -> list[int]:
@@ -104,7 +104,7 @@ def _start_ids(tokenizer: Any, before: str, opening: str) -> list[int]:
     return ids or [tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id]
 
 
-def _append(file: Path, row: dict[str, Any]) -> None:
+def append_row(file: Path, row: dict[str, Any]) -> None:
     """One whole line, handed to the system at once."""
     line = memoryview((json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
     try:

@@ -5,7 +5,7 @@ Rows are read one by one: a file larger than memory is fine, except `.json`, whi
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ class Row:
     value: Any
 
 
-def read_rows(source: str, split: str) -> Iterator[Row]:
+def read_rows(source: str, split: str, *, config: str | None = None, streaming: bool = False) -> Iterator[Row]:
     """The rows of a file (.jsonl, .json, .parquet, .txt), or of a hub data set's `split`.
+
+    config      of a hub data set that has several
+    streaming   fetch a hub data set as its rows are asked for, instead of downloading it whole first
 
     A line of a `.txt` file is the row {"text": line}; blank lines are no rows. Raises DataError when the source is
     missing, unreadable, not text, or broken at a line, which it names.
@@ -42,7 +45,7 @@ def read_rows(source: str, split: str) -> Iterator[Row]:
         return _READERS[suffix](path)
     if suffix in _READERS or not _HUB_ID.fullmatch(source):
         raise DataError(f"no such file: {source}", f"looked in {path.parent.absolute()}; check the path")
-    return _hub_rows(source, split)
+    return _hub_rows(source, {"name": config, "split": split, "streaming": streaming})
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -115,20 +118,39 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
         raise DataError(f"can't read {path} as parquet: {error}", "check that the file is whole") from error
 
 
-def _hub_rows(name: str, split: str) -> Iterator[Row]:
-    """The rows of one split of a data set on the hub."""
+def _hub_rows(name: str, options: Mapping[str, Any]) -> Iterator[Row]:
+    """The rows of one split of a data set on the hub; `options` are load_dataset's."""
     datasets = need("datasets", "train")
+    # offline, no such data set, no such split or configuration, a data set that is a script, a damaged download
+    known = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError)
     try:
-        rows = datasets.load_dataset(name, split=split)
-    except (OSError, ValueError) as error:
-        # ConnectionError and FileNotFoundError are both OSError: offline, or no such data set.
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        rows = datasets.load_dataset(name, **options)
+    except known as error:
         raise DataError(
-            f"can't load data set '{name}', split '{split}': {reason}",
-            f"no file has that name either; check the id and --dataset-split, or give a local file "
-            f"({', '.join(_READERS)})",
+            f"can't load data set '{name}', split '{options['split']}': {_reason(error)}",
+            f"no file has that name either; check the id, --dataset-split and data.dataset_config, or give a local "
+            f"file ({', '.join(_READERS)})",
         ) from error
-    return (Row(number, value) for number, value in enumerate(rows, start=1))
+    return _numbered(rows, name, known)
+
+
+def _numbered(rows: Iterable[Any], name: str, known: tuple[type[Exception], ...]) -> Iterator[Row]:
+    """The rows one by one; a stream may break in the middle."""
+    number = 0
+    try:
+        for value in rows:
+            number += 1
+            yield Row(number, value)
+    except known as error:
+        raise DataError(
+            f"data set '{name}' breaks off after row {number}: {_reason(error)}",
+            "run the same command again, or read it without --streaming",
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The first line of a library's error."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 _READERS = {".jsonl": _jsonl_rows, ".json": _json_rows, ".parquet": _parquet_rows, ".txt": _txt_rows}

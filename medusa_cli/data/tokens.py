@@ -1,44 +1,40 @@
 """Conversations as token ids, and which of them are learnt; prompts as token ids.
 
-Learnt are exactly the tokens of the assistant's words and the token that ends each turn. Where they are is found by
-rendering, never by searching: the chat template is rendered up to the answer, and with a marker in the answer's
-place. What surrounds the marker surrounds the answer, whatever the answer says or the user quotes.
+Learnt are exactly the tokens of the assistant's words and the token that ends each turn; spans.py finds them.
 """
 
-import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from medusa_cli.data.conversations import BadRow, Conversation, Counts, Message, OnBadRow
+from medusa_cli.data.spans import (
+    GENERATION_TAG,
+    UNSTABLE,
+    UNSTABLE_HINT,
+    answer_spans,
+    encode,
+    learnt_by_spans,
+    learnt_by_tags,
+    render,
+    turn_enders,
+)
 from medusa_cli.errors import DataError
 
-_MARKER = "\ue000\ue001\ue000"
-_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_UNSTABLE = "the chat template renders an answer differently once the chat goes on"
-_UNSTABLE_HINT = "use a template with {% generation %} tags, or one that renders each message the same way everywhere"
 # Above this share of learnt tokens no prompt was seen: the data has none, or the roles were misread.
 _HIGH_SHARE = 0.98
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids, and for each whether it is learnt (true of a target, not of the position that predicts it)."""
+    """Token ids, and for each whether it is learnt (true of a target, not of the position that predicts it).
+
+    `key` is the id of the conversation they came from.
+    """
 
     ids: list[int]
     supervised: list[bool]
-
-
-@dataclass(frozen=True)
-class _Span:
-    """An answer in the rendered text: characters start to end; its end-of-turn token starts before `limit`."""
-
-    start: int
-    end: int
-    limit: int
+    key: str = ""
 
 
 def tokenize(
@@ -62,7 +58,7 @@ def tokenize(
                 raise
             counts.skip(fault.reason, conversation.place)
             continue
-        tokens = Tokens(whole.ids[:max_length], whole.supervised[:max_length])
+        tokens = Tokens(whole.ids[:max_length], whole.supervised[:max_length], conversation.id)
         if not any(tokens.supervised):
             counts.empty += 1
             reason = "answer beyond the longest length allowed" if any(whole.supervised) else "no answer"
@@ -94,15 +90,22 @@ def conversation_tokens(tokenizer: Any, conversation: Conversation) -> Tokens:
     if not messages:
         return Tokens([], [])
     try:
-        text = _render(tokenizer, messages, opening=False)
-        spans = _answer_spans(tokenizer, messages, text)
+        text = render(tokenizer, messages, opening=False)
+        spans = answer_spans(tokenizer, messages, text)
         if spans is not None:
-            return _spans_to_tokens(tokenizer, text, spans)
-        if _GENERATION_TAG.search(tokenizer.get_chat_template()):
-            return _from_generation_tags(tokenizer, messages)
-        raise BadRow(_UNSTABLE, "messages", hint=_UNSTABLE_HINT)
+            ids, learnt = learnt_by_spans(tokenizer, text, spans)
+        elif GENERATION_TAG.search(tokenizer.get_chat_template()):
+            ids, learnt = learnt_by_tags(tokenizer, messages)
+        else:
+            raise BadRow(UNSTABLE, "messages", hint=UNSTABLE_HINT)
     except BadRow as fault:
         raise fault.at(conversation.place) from fault
+    if conversation.only_last:
+        learnt = _last_run(learnt)
+    if conversation.unfinished and True in learnt:
+        last = len(learnt) - 1 - learnt[::-1].index(True)
+        learnt[last] = ids[last] not in turn_enders(tokenizer)
+    return Tokens(ids, learnt)
 
 
 def prompt_ids(tokenizer: Any, messages: Sequence[Message], *, chat: bool) -> list[int]:
@@ -115,7 +118,7 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], *, chat: bool) -> li
     """
     if chat and tokenizer.chat_template:
         try:
-            ids = _encode(tokenizer, _render(tokenizer, messages, opening=True))
+            ids = encode(tokenizer, render(tokenizer, messages, opening=True))
         except BadRow as fault:
             raise fault.at("the prompt") from fault
     else:
@@ -148,133 +151,10 @@ def _plain_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     return list(tokenizer("\n\n".join(message.content for message in messages), verbose=False)["input_ids"])
 
 
-def _encode(tokenizer: Any, rendered: str) -> list[int]:
-    """Ids of rendered text, whose special tokens the template has written."""
-    return list(tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as a chat template takes them."""
-    return [{"role": message.role, "content": message.content} for message in messages]
-
-
-def _render(tokenizer: Any, messages: Sequence[Message], *, opening: bool) -> str:
-    """The chat template's text; `opening` adds the words that open the assistant's turn."""
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                _as_dicts(messages), tokenize=False, add_generation_prompt=opening, return_dict=False
-            )
-        )
-    except TemplateError as error:
-        raise BadRow(
-            f"the chat template refuses it ({error})", "messages", hint="the model takes no such sequence of roles"
-        ) from error
-
-
-def _answer_spans(tokenizer: Any, messages: Sequence[Message], text: str) -> list[_Span] | None:
-    """Where each non-blank answer is in `text`, or None when the rendering of prefixes doesn't tell."""
-    spans = []
-    for index, message in enumerate(messages):
-        if message.role != "assistant" or not message.content.strip():
-            continue
-        span = _answer_span(tokenizer, messages[: index + 1], text)
-        if span is None:
-            return None
-        spans.append(span)
-    return spans
-
-
-def _answer_span(tokenizer: Any, messages: Sequence[Message], text: str) -> _Span | None:
-    """Where the last of `messages`, an answer, is in `text`, which may go on after it."""
-    opening = _render(tokenizer, messages[:-1], opening=True)
-    through = _render(tokenizer, messages, opening=False)
-    marked = _render(tokenizer, [*messages[:-1], Message("assistant", _MARKER)], opening=False)
-    if not (text.startswith(opening) and through.startswith(opening) and marked.startswith(opening)):
-        return None
-    before, marker, after = marked[len(opening) :].partition(_MARKER)
-    if not marker or not through.endswith(after):
-        return None
-    answer = through[len(opening) : len(through) - len(after)].removeprefix(before)
-    # Some templates put a block between opening and answer in the last turn only (an empty <think>).
-    for gap in (before, ""):
-        start = len(opening) + len(gap)
-        if text.startswith(gap + answer, len(opening)):
-            end = start + len(answer)
-            return _Span(start, end, end + len(os.path.commonprefix([after, text[end:]])))
-    return None
-
-
-def _turn_enders(tokenizer: Any) -> frozenset[int]:
-    """Special tokens that may end a turn: all but the one that only begins a text."""
-    special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    special |= set(tokenizer.all_special_ids)
-    if tokenizer.bos_token_id != tokenizer.eos_token_id:
-        special.discard(tokenizer.bos_token_id)
-    return frozenset(special)
-
-
-def _spans_to_tokens(tokenizer: Any, text: str, spans: Sequence[_Span]) -> Tokens:
-    """Ids of the rendered text, learnt where a span or its end-of-turn token is."""
-    if tokenizer.is_fast:
-        encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
-    else:
-        ids = _encode(tokenizer, text)
-        offsets = []
-    enders = _turn_enders(tokenizer)
-    supervised = [False] * len(ids)
-    for span in spans:
-        if tokenizer.is_fast:
-            first, past, limit = _by_offsets(offsets, span)
-        else:
-            first = _whole_tokens(tokenizer, ids, text[: span.start])
-            past = _covering_tokens(tokenizer, ids, text[: span.end])
-            limit = _whole_tokens(tokenizer, ids, text[: span.limit])
-        past = _with_ender(tokenizer, ids, past, limit, enders)
-        supervised[first:past] = [True] * (past - first)
-    return Tokens(ids, supervised)
-
-
-def _by_offsets(offsets: Sequence[tuple[int, int]], span: _Span) -> tuple[int, int, int]:
-    """Token indices of a span, from each token's characters; a token that straddles an edge is inside."""
-    first = next((index for index, (_, end) in enumerate(offsets) if end > span.start), len(offsets))
-    past = next((index for index in range(first, len(offsets)) if offsets[index][0] >= span.end), len(offsets))
-    limit = next((index for index in range(past, len(offsets)) if offsets[index][0] >= span.limit), len(offsets))
-    return first, past, limit
-
-
-def _whole_tokens(tokenizer: Any, ids: Sequence[int], prefix: str) -> int:
-    """How many of `ids` lie wholly in a prefix of their text, for tokenizers that give no offsets."""
-    return len(os.path.commonprefix([_encode(tokenizer, prefix), list(ids)]))
-
-
-def _covering_tokens(tokenizer: Any, ids: Sequence[int], prefix: str) -> int:
-    """How many of `ids` it takes to cover a prefix of their text: one more when a token straddles its end."""
-    whole = _whole_tokens(tokenizer, ids, prefix)
-    return whole + (whole < len(_encode(tokenizer, prefix)))
-
-
-def _with_ender(tokenizer: Any, ids: Sequence[int], past: int, limit: int, enders: frozenset[int]) -> int:
-    """`past` moved behind the end-of-turn token, if it follows the answer with only blanks between."""
-    for index in range(past, limit):
-        if ids[index] in enders:
-            return index + 1
-        if tokenizer.decode([ids[index]]).strip():
-            break
-    return past
-
-
-def _from_generation_tags(tokenizer: Any, messages: Sequence[Message]) -> Tokens:
-    """Ids and mask from a template's {% generation %} tags, each run stretched over its end-of-turn token."""
-    if not tokenizer.is_fast:
-        raise BadRow("{% generation %} tags need a fast tokenizer", "messages", hint=_UNSTABLE_HINT)
-    encoded = tokenizer.apply_chat_template(
-        _as_dicts(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-    )
-    ids, supervised = list(encoded["input_ids"]), [bool(learnt) for learnt in encoded["assistant_masks"]]
-    enders = _turn_enders(tokenizer)
-    for index in range(1, len(ids)):
-        if supervised[index - 1] and ids[index - 1] not in enders and ids[index] in enders:
-            supervised[index] = True
-    return Tokens(ids, supervised)
+def _last_run(learnt: Sequence[bool]) -> list[bool]:
+    """Only the last run of learnt tokens: between two answers there is always a user's turn."""
+    past = len(learnt) - learnt[::-1].index(True) if True in learnt else 0
+    first = past
+    while first and learnt[first - 1]:
+        first -= 1
+    return [first <= index < past for index in range(len(learnt))]

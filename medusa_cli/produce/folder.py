@@ -17,11 +17,13 @@ from filelock import FileLock, Timeout
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.home import expanded
-from medusa_cli.recipe import Recipe
+from medusa_cli.recipe import DataSettings, Recipe
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_settings, recipe_hash
 
 # Settings of the data that may change from run to run: more samples are written to those that are there.
-FREE_DATA = {"num_samples", "rows", "workers", "held_out"}
+FREE_DATA = {
+    "num_samples", "rows", "workers", "held_out", "streaming", "on_bad_row", "server_timeout", "server_tries",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
 def _data_identity(recipe: Recipe) -> dict[str, Any]:
     """What decides which samples there are; a file counts by what it holds, wherever it lies."""
     settings: dict[str, Any] = recipe.data.model_dump(mode="json", exclude=FREE_DATA)
+    if recipe.data.server:
+        settings["answers_from"] = "a server"  # the same one may listen elsewhere tomorrow
     file = expanded(recipe.data.dataset)
     if recipe.data.dataset != "self" and file.is_file():
         try:
@@ -123,7 +127,8 @@ def _check_data(folder: RunFolder) -> None:
     """Raise TrainingError when the folder holds samples that other settings made."""
     if not folder.found:
         return
-    theirs = folder.found.get("data", {})
+    # a setting that run.json doesn't know had its default
+    theirs = DataSettings().model_dump(mode="json", exclude=FREE_DATA) | folder.found.get("data", {})
     differing = _differing(folder.wanted["data"], theirs)
     if folder.found.get("seed") != folder.recipe.seed:
         differing.append("seed")

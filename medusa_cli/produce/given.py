@@ -1,43 +1,105 @@
-"""The data stage for files and hub data sets: answers that are given are read, prompts without one are answered."""
+"""The data stage: prompts, answers to them from whoever the recipe names, and the hidden states of both.
 
-from collections.abc import Callable, Sequence
+written/prompts.jsonl          prompts the target wrote                         (--dataset self)
+written/answers/               its answers, with the states that decided them
+written/server/answers.jsonl   answers of a server                              (--answers-from URL)
+written/read/                  hidden states of answers that the target read: the server's, or the data's own
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import torch
 
-from medusa_cli.data.conversations import Counts, read_conversations
-from medusa_cli.data.tokens import Tokens, check_share, tokenize
-from medusa_cli.errors import TrainingError
-from medusa_cli.produce.write import Gathered, OnProgress, answer, longest_text, write_answers
-from medusa_cli.recipe import Recipe
+from medusa_cli.data.asked import asked_turns
+from medusa_cli.data.conversations import Conversation, Counts, read_conversations
+from medusa_cli.data.tokens import check_share, tokenize
+from medusa_cli.errors import DataError, TrainingError
+from medusa_cli.produce.read import read_samples
+from medusa_cli.produce.served import check_server, served
+from medusa_cli.produce.surprise import perplexity, warning_of
+from medusa_cli.produce.write import (
+    Gathered,
+    OnProgress,
+    answer,
+    longest_text,
+    template_of,
+    write_answers,
+    write_prompts_of_its_own,
+)
+from medusa_cli.recipe import DataSettings, Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.corpus import Corpus
-from medusa_cli.train.store import HiddenStore, Sample
+from medusa_cli.train.store import Sample
 
-READ_TOKENS = 4096  # tokens of one forward while given conversations are read
 PLAIN_PROMPT = 32  # tokens of a text without roles that the target goes on from when it is measured
 
 
-def read_given(recipe: Recipe, target: Target, folder: Path, on_progress: OnProgress) -> Gathered:
-    """The store of hidden states for `data.dataset`.
+def gather(recipe: Recipe, target: Target, folder: Path, on_progress: OnProgress) -> Gathered:
+    """The store of hidden states that the recipe asks for; what is there already is not made again.
 
-    A data set whose conversations hold answers is read as it is; one of prompts is answered by the target. Raises
-    DataError when nothing in it is usable.
+    Raises DataError when the data holds nothing usable, and what the writing itself raises.
     """
+    if recipe.data.dataset != "self":
+        return _from_data_set(recipe, target, folder, on_progress)
+    if recipe.data.server:
+        check_server(recipe, target, folder)
+    asked = write_prompts_of_its_own(recipe, target, folder, on_progress)
+    return (served if recipe.data.server else answer)(recipe, target, asked, folder, on_progress)
+
+
+def conversations_of(data: DataSettings, counts: Counts) -> Iterator[Conversation]:
+    """The data set's conversations, as `read_conversations`."""
+    return read_conversations(
+        data.dataset,
+        split=data.dataset_split,
+        counts=counts,
+        on_bad_row=data.on_bad_row,
+        config=data.dataset_config,
+        streaming=data.streaming,
+    )
+
+
+def _from_data_set(recipe: Recipe, target: Target, folder: Path, on_progress: OnProgress) -> Gathered:
+    """Its own answers are read; without any, or when others are asked for, its prompts are answered."""
     data, counts = recipe.data, Counts()
-    rows = read_conversations(data.dataset, split=data.dataset_split, counts=counts)
-    conversations = list(islice(rows, data.num_samples))
-    if not any(message.role in ("assistant", "text") for row in conversations for message in row.messages):
-        asked = {row.place: row.messages for row in conversations}
-        gathered = answer(recipe, target, asked, folder / "answers", on_progress)
-        return Gathered(gathered.store, True, [*_left_out(counts), *gathered.notes])
-    longest = longest_text(recipe, target)
-    samples = list(tokenize(target.tokenizer, conversations, max_length=longest, counts=counts))
-    warning = check_share(counts)
-    store = _read(target, samples, folder / "read", lambda *news: on_progress("reading", *news))
-    return Gathered(store, False, [*_left_out(counts), *([warning] if warning else [])])
+    conversations = list(islice(conversations_of(data, counts), data.num_samples))
+    answered = any(message.role in ("assistant", "text") for row in conversations for message in row.messages)
+    if answered and data.answers_from == "auto":
+        gathered = _read_given(recipe, target, conversations, counts, folder, on_progress)
+    else:
+        asked = asked_turns(conversations, data.num_samples)
+        if not asked:
+            raise DataError(f"{data.dataset}: plain text asks nothing", "leave --answers-from out to learn it as it is")
+        gathered = (served if data.server else answer)(recipe, target, asked, folder, on_progress)
+    return replace(
+        gathered, notes=[*_left_out(counts), *gathered.notes], counts={**counts.numbers(), **gathered.counts}
+    )
+
+
+def _read_given(
+    recipe: Recipe,
+    target: Target,
+    conversations: Sequence[Conversation],
+    counts: Counts,
+    folder: Path,
+    on_progress: OnProgress,
+) -> Gathered:
+    """Answers as the data has them, with a warning when the target would hardly give them."""
+    longest, bad = longest_text(recipe, target), recipe.data.on_bad_row
+    samples = list(tokenize(target.tokenizer, conversations, max_length=longest, counts=counts, on_bad_row=bad))
+    share = check_share(counts)
+    target.check_ids(sample.ids for sample in samples)
+    figure = perplexity(target, samples)
+    unlikely = warning_of(figure, "the answers of the data set")
+    # a key is a place among the usable rows: ids of the data may repeat
+    numbered = {str(place): sample for place, sample in enumerate(samples)}
+    read_samples(target, numbered, folder / "read", lambda *news: on_progress("reading", *news))
+    account = {"by": "the data set", "template": template_of(target.tokenizer), "perplexity": figure}
+    warnings = [text for text in (share, unlikely) if text]
+    return Gathered(folder / "read", by_target=False, answers=account, warnings=warnings)
 
 
 def own_words(
@@ -72,30 +134,3 @@ def _prompt_of(corpus: Corpus, sample: int) -> list[int]:
 def _left_out(counts: Counts) -> list[str]:
     """A sentence when rows were left out or shortened."""
     return [counts.describe()] if counts.skipped or counts.cut else []
-
-
-def _read(target: Target, samples: list[Tokens], folder: Path, on_progress: Callable[[int, int, int], None]) -> Path:
-    """Hidden states of every sample that has none yet; longest first, so that a batch wastes little."""
-    with HiddenStore(folder, hidden_size=target.hidden_size, fingerprint=target.fingerprint) as store:
-        done = set(store.keys)
-        missing = [(str(key), sample) for key, sample in enumerate(samples) if str(key) not in done]
-        missing.sort(key=lambda pair: -len(pair[1].ids))
-        tokens, count = 0, len(done)
-        on_progress(count, len(samples), 0)
-        while missing:
-            size = max(1, READ_TOKENS // len(missing[0][1].ids))
-            batch, missing = missing[:size], missing[size:]
-            hidden_BTH = target.hidden(_padded([sample.ids for _, sample in batch]), [len(s.ids) for _, s in batch])
-            for (key, sample), hidden_TH in zip(batch, hidden_BTH, strict=True):
-                store.append(Sample(key, sample.ids, hidden_TH[: len(sample.ids)], sample.supervised))
-                tokens += len(sample.ids)
-            count += len(batch)
-            on_progress(count, len(samples), tokens)
-        store.sync()
-    return folder
-
-
-def _padded(rows: list[list[int]]) -> torch.Tensor:
-    """ids [B, T], zeros on the right."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [0] * (longest - len(row)) for row in rows])

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from medusa_cli import __version__
@@ -21,8 +23,8 @@ from medusa_cli.formats.native import read_heads, write_heads
 from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
-from medusa_cli.produce.given import own_words, read_given
-from medusa_cli.produce.write import OnProgress, write_self
+from medusa_cli.produce.given import gather, own_words
+from medusa_cli.produce.write import OnProgress
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.card import FittedTree, Provenance, write_card
@@ -33,21 +35,23 @@ from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
 
 @dataclass(frozen=True)
 class Hooks:
-    """How a run is watched: the data stage's progress, the training's events, plain sentences, an outside reporter."""
+    """How a run is watched: the data stage's progress, the training's events, sentences and those that warn."""
 
     on_data: OnProgress
     on_event: Callable[[Event], None]
     say: Callable[[str], None]
+    warn: Callable[[str], None]
     reporter: Reporter | None = None
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a finished run has to show; `data` counts samples and tokens."""
+    """What a finished run has to show; `data` counts samples and tokens, `answers` says who wrote them and how."""
 
     folder: Path
     fitted: Fitted
     data: Mapping[str, int]
+    answers: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,7 @@ class Material:
     judge: Corpus
     judged: Sequence[int]
     counts: Mapping[str, int]
+    answers: Mapping[str, Any]
 
 
 def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, command: str) -> Made:
@@ -86,33 +91,42 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     heads = read_heads(folder.path, target)
     hooks.say("measuring accuracies on held-out text, and what a step costs on this machine")
     fitted = fit(recipe, target, folder.path, heads, sets.held_out)
-    provenance = _provenance(recipe, target, material.counts, command)
+    provenance = _provenance(recipe, target, material, command)
     shape = fitted.shape.spec if fitted.shape else None
     tree = FittedTree(fitted.tree.paths(), shape, fitted.choice.expected_tokens)
     write_card(folder.path, provenance, fitted.measurement.accuracy, tree)
-    return Made(folder.path, fitted, material.counts)
+    return Made(folder.path, fitted, material.counts, material.answers)
 
 
 def _gather(recipe: Recipe, target: Target, written: Path, hooks: Hooks) -> Material:
     """The data stage: samples, their split, and words of the target to measure on."""
-    gather = write_self if recipe.data.dataset == "self" else read_given
     gathered = gather(recipe, target, written, hooks.on_data)
     for note in gathered.notes:
         hooks.say(f"note: {note}")
+    for warning in gathered.warnings:
+        hooks.warn(warning)
     corpus = Corpus.open(gathered.store)
     split = corpus.split(recipe.data.held_out, recipe.seed)
     prompts = written / "prompts.jsonl"
     counts = {
+        **gathered.counts,
         "samples": corpus.num_samples,
         "tokens written": sum(row["tokens"] for row in read_written(prompts)),
         "tokens learnt": int(corpus.supervised_T.sum()),
     }
+    answers = {**gathered.answers, "lengths": _lengths(corpus)}
     if gathered.by_target:
         counts["tokens written"] += counts["tokens learnt"]
-        return Material(corpus, split.train, corpus, split.held_out, counts)
+        return Material(corpus, split.train, corpus, split.held_out, counts, answers)
     judge = own_words(recipe, target, corpus, split.held_out, hooks.on_data)
     counts["tokens written"] = int(judge.supervised_T.sum())
-    return Material(corpus, split.train, judge, range(judge.num_samples), counts)
+    return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers)
+
+
+def _lengths(corpus: Corpus) -> dict[str, float]:
+    """Learnt tokens of a sample: the mean, half of the samples at most, the longest."""
+    learnt_S = np.add.reduceat(corpus.supervised_T, corpus.offsets_S[:-1], dtype=np.int64)
+    return {"mean": float(learnt_S.mean()), "median": float(np.median(learnt_S)), "longest": int(learnt_S.max())}
 
 
 def _fresh_heads(recipe: Recipe, target: Target, material: Material) -> MedusaHeads:
@@ -153,7 +167,7 @@ def _refuse_overflow(heads: MedusaHeads, stored: str) -> None:
         )
 
 
-def _provenance(recipe: Recipe, target: Target, counts: Mapping[str, int], command: str) -> Provenance:
+def _provenance(recipe: Recipe, target: Target, material: Material, command: str) -> Provenance:
     """How these heads came about."""
     return Provenance(
         base=target.name,
@@ -162,7 +176,8 @@ def _provenance(recipe: Recipe, target: Target, counts: Mapping[str, int], comma
         licence=target.identity.licence,
         command=command,
         recipe=recipe.model_dump(mode="json", exclude={"output_dir"}),
-        data=counts,
+        data=material.counts,
+        answers=material.answers,
         versions={"medusa-heads": __version__, "python": platform.python_version()}
         | {name: version(name) for name in ("torch", "transformers")},
     )

@@ -1,12 +1,14 @@
-"""The data stage: prompts the target wrote for itself, its answers, and the hidden states that decided them.
+"""What the target writes: prompts for itself, its answers, and the hidden states that decided them.
 
 Two files grow in the run folder: prompts.jsonl, and the store of answers. Running again goes on where they end.
 """
 
+import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.distill import Written, read_written, steered, write_prompts
@@ -29,43 +31,50 @@ SEED_STRIDE = 1000
 
 @dataclass(frozen=True)
 class Gathered:
-    """A store of samples, whether the target wrote the tokens that are learnt, and what the user should know of it."""
+    """A store of samples, and what is to be known of it.
+
+    by_target  the target wrote the tokens that are learnt, greedily
+    answers    who wrote them and how: names and numbers for provenance.json
+    counts     rows by what became of them
+    notes      sentences for the user; `warnings` are those that even --quiet shows
+    """
 
     store: Path
     by_target: bool
+    answers: Mapping[str, Any]
+    counts: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
 
-def write_self(recipe: Recipe, target: Target, folder: Path, on_progress: OnProgress) -> Gathered:
-    """`--dataset self`: both stages. Nothing already written is written again."""
+@dataclass(frozen=True)
+class Fitting:
+    """The prompts that leave room for an answer, as ids by key, and a sentence on those that don't, if any."""
+
+    ids: Mapping[str, list[int]]
+    notes: Sequence[str]
+
+
+def write_prompts_of_its_own(
+    recipe: Recipe, target: Target, folder: Path, on_progress: OnProgress
+) -> dict[str, list[Message]]:
+    """`--dataset self`: what is asked, by key. Nothing already written is written again."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "prompts.jsonl"
     _write_prompts(recipe, target, file, on_progress)
     rows = sorted(read_written(file), key=lambda row: row["id"])[: recipe.data.num_samples]
-    asked = {str(row["id"]): [Message("user", row["prompt"])] for row in rows}
-    return answer(recipe, target, asked, folder / "answers", on_progress)
+    return {str(row["id"]): [Message("user", row["prompt"])] for row in rows}
 
 
 def answer(
     recipe: Recipe, target: Target, asked: Mapping[str, Sequence[Message]], folder: Path, on_progress: OnProgress
 ) -> Gathered:
-    """The target answers each prompt greedily. Raises DataError when none of them can be answered."""
-    chat = bool(target.tokenizer.chat_template)
-    longest = longest_text(recipe, target) - _answer_tokens(recipe, target)
-    prompts = {
-        key: ids
-        for key, messages in asked.items()
-        if messages[-1].content.strip() and len(ids := prompt_ids(target.tokenizer, messages, chat=chat)) <= longest
-    }
-    left_out = len(asked) - len(prompts)
-    if not prompts:
-        raise DataError(
-            f"none of {len(asked)} prompts can be answered: all are empty, or longer than {longest} tokens",
-            "give other prompts, or raise --max-seq-length",
-        )
-    with HiddenStore(folder, hidden_size=target.hidden_size, fingerprint=target.fingerprint) as store:
+    """The target answers each prompt greedily, into folder/answers. Raises DataError when none can be answered."""
+    prompts = fitting(recipe, target, asked)
+    place = folder / "answers"
+    with HiddenStore(place, hidden_size=target.hidden_size, fingerprint=target.fingerprint) as store:
         done = set(store.keys)
-        missing = {key: ids for key, ids in prompts.items() if key not in done}
+        missing = {key: ids for key, ids in prompts.ids.items() if key not in done}
         total, tokens = len(done) + len(missing), 0
         on_progress("answers", len(done), total, 0)
         with closing(write_answers(recipe, target, missing)) as samples:
@@ -76,8 +85,40 @@ def answer(
                 tokens += len(sample.ids) - 1
                 on_progress("answers", len(done) + count, total, tokens)
         store.sync()
+    account = {
+        "by": "the model",
+        "temperature": 0.0,
+        "max_tokens": answer_tokens(recipe, target),
+        "template": template_of(target.tokenizer),
+    }
+    return Gathered(place, by_target=True, answers=account, notes=prompts.notes)
+
+
+def fitting(recipe: Recipe, target: Target, asked: Mapping[str, Sequence[Message]]) -> Fitting:
+    """The prompts that can be answered. Raises DataError when none can, TargetError for ids without embedding."""
+    chat = bool(target.tokenizer.chat_template)
+    longest = longest_text(recipe, target) - answer_tokens(recipe, target)
+    prompts = {
+        key: ids
+        for key, messages in asked.items()
+        if messages[-1].content.strip() and len(ids := prompt_ids(target.tokenizer, messages, chat=chat)) <= longest
+    }
+    if not prompts:
+        raise DataError(
+            f"none of {len(asked)} prompts can be answered: all are empty, or longer than {longest} tokens",
+            "give other prompts, or raise --max-seq-length",
+        )
+    target.check_ids(prompts.values())
+    left_out = len(asked) - len(prompts)
     note = f"{left_out} of {len(asked)} prompts are left out: empty, or longer than {longest} tokens"
-    return Gathered(folder, True, [note] if left_out else [])
+    return Fitting(prompts, [note] if left_out else [])
+
+
+def template_of(tokenizer: Any) -> str | None:
+    """A short hash of the chat template, None without one: with it the text around answers can be told apart."""
+    if not tokenizer.chat_template:
+        return None
+    return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()[:16]
 
 
 def write_answers(
@@ -88,7 +129,7 @@ def write_answers(
     A sample is the last prompt token and the answer: the hidden state at place t decided the token at t + 1.
     """
     manner = Manner(
-        max_new_tokens=_answer_tokens(recipe, target),
+        max_new_tokens=answer_tokens(recipe, target),
         max_tokens=longest_text(recipe, target),
         rows=recipe.data.rows,
         want_hidden=True,
@@ -106,7 +147,7 @@ def longest_text(recipe: Recipe, target: Target) -> int:
     return min(recipe.data.max_seq_length, target.context_limit or recipe.data.max_seq_length)
 
 
-def _answer_tokens(recipe: Recipe, target: Target) -> int:
+def answer_tokens(recipe: Recipe, target: Target) -> int:
     """Tokens of an answer at most: at least half of the longest text is left to prompts."""
     return min(recipe.data.max_answer_tokens, longest_text(recipe, target) // 2)
 
@@ -141,6 +182,7 @@ def _write(
 
     Short prompts first: those that are read together are then of one length, and little padding is read.
     """
+    target.check_ids(prompts)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     queue = [prompts[index] for index in order]
     workers = min(recipe.data.workers, -(-len(prompts) // manner.rows))

@@ -4,7 +4,7 @@ It knows no drafter, no rule and no loop. Shape letters: B rows, N nodes, T posi
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_cli.contracts import Draft, Seen
+from medusa_cli.errors import TargetError
 from medusa_cli.target.cache import Place, TreeCache
 from medusa_cli.target.masks import MaskKinds, positions, tree_masks
 from medusa_cli.trees.tree import TokenTree
@@ -122,6 +123,17 @@ class Target:
     def context_limit(self) -> int | None:
         """The most positions the model has, or None."""
         return getattr(self.config, "max_position_embeddings", None)
+
+    def check_ids(self, rows: Iterable[Sequence[int]]) -> None:
+        """Raise TargetError when a token has no embedding: the tokenizer is another model's, or was added to."""
+        highest = max((max(row) for row in rows if row), default=0)
+        known = len(self.model.get_input_embeddings().weight)
+        if highest >= known:
+            token = "" if self.tokenizer is None else f" ({self.tokenizer.convert_ids_to_tokens(highest)!r})"
+            raise TargetError(
+                f"token id {highest}{token} is beyond the {known} embeddings of {self.name}",
+                "use the tokenizer that came with the model, or resize the model's embeddings to it and save it again",
+            )
 
     @property
     def num_layers(self) -> int:

@@ -4,7 +4,7 @@ README.md is for people and for the hub; provenance.json holds the same facts as
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ class Provenance:
     command      the command line that made the heads
     recipe       every setting, nested as in a recipe file
     data         counts by name: samples, tokens, supervised tokens and the like
+    answers      who wrote the text that is learnt, and how: names, numbers, and mappings of both
     versions     package versions by name
     """
 
@@ -37,6 +38,7 @@ class Provenance:
     command: str
     recipe: Mapping[str, Any]
     data: Mapping[str, int]
+    answers: Mapping[str, Any]
     versions: Mapping[str, str]
 
 
@@ -72,6 +74,7 @@ def render_card(provenance: Provenance, accuracy: Accuracy, tree: FittedTree) ->
         "## Accuracy\n\n" + _accuracy_table(accuracy),
         "## Tree\n\n" + _tree(tree),
         "## Data\n\n" + _table(("what", "count"), [(name, f"{n:,}") for name, n in provenance.data.items()]),
+        "## Answers\n\n" + _table(("what", "value"), list(_flat(provenance.answers))),
         f"## Command\n\n```\n{provenance.command}\n```",
         "## Recipe\n\n```yaml\n" + yaml.safe_dump(_plain(provenance.recipe), sort_keys=False) + "```",
         "## Licence\n\n" + _licence(provenance),
@@ -147,6 +150,16 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values as texts, inner mappings under their outer name."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}: ")
+        else:
+            shown = f"{value:,.2f}" if isinstance(value, float) else "none" if value is None else str(value)
+            yield f"{prefix}{name}", shown.replace("|", "\\|")
 
 
 def _plain(value: Any) -> Any:

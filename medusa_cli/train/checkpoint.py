@@ -25,6 +25,17 @@ _KEPT = 2
 _FREE: dict[str, Any] = {
     "output_dir": True,
     "target": {"device", "device_map", "runner", "attention"},
+    # what these change is which samples there are: run.json holds them, and the runs are told apart by it
+    "data": {
+        "dataset_config",
+        "streaming",
+        "on_bad_row",
+        "answers_from",
+        "server_model",
+        "server_temperature",
+        "server_timeout",
+        "server_tries",
+    },
     "train": {"report_to", "save_steps", "eval_steps"},
 }
 

@@ -58,7 +58,7 @@ def test_stdout_is_one_document_and_stderr_tells_the_stages(trained: Trained) ->
     document = trained.done.document
     assert list(document) == [
         "model", "output_dir", "num_heads", "accuracy", "positions", "coverage", "tree_size", "dynamic_tree",
-        "expected_tokens", "predicted_speedup", "data", "seed",
+        "expected_tokens", "predicted_speedup", "data", "answers", "seed",
     ]  # fmt: skip
     assert document["data"]["samples"] == 12
     assert document["tree_size"] == 6

@@ -46,6 +46,14 @@ _TAGGED = (
 )
 
 
+# Says that the assistant spoke, not what.
+_DEAF = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] != 'assistant' %}{{ message['content'] }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
 TEMPLATES = {
     "chatml": _CHATML,
     "inst": _INST,
@@ -53,6 +61,7 @@ TEMPLATES = {
     "thinking": _THINKING,
     "counted": _COUNTED,
     "tagged": _TAGGED,
+    "deaf": _DEAF,
     None: None,
 }
 

@@ -105,8 +105,10 @@ def test_half_a_surrogate_pair_is_a_bad_row_not_a_crash(tmp_path: Path) -> None:
 
 
 def test_zero_usable_rows_is_an_error_with_the_counts(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="0 usable rows; 2 rows read, 2 left out: 2 none of the known fields"):
-        read(jsonl(tmp_path, {"a": 1}, {"b": 2}))
+    named = r"0 usable rows; 2 rows read, 2 left out: 2 none of the known fields is there \(first: row 1, field a, c\)"
+    with pytest.raises(DataError, match=named) as caught:
+        read(jsonl(tmp_path, {"a": 1, "c": 2}, {"b": 2}))
+    assert "a row needs messages, conversations" in caught.value.hint
 
 
 def test_rows_are_numbered_by_line_so_blank_lines_count(tmp_path: Path) -> None:
@@ -189,16 +191,64 @@ def test_an_unreadable_file_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_data_set_on_the_hub_is_read_by_name_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    asked: dict[str, str] = {}
+    asked: dict[str, Any] = {}
 
-    def load(name: str, split: str) -> Any:
-        asked.update(name=name, split=split)
+    def load(path: str, **options: Any) -> Any:
+        asked.update(path=path, **options)
         return datasets.Dataset.from_list([ROLES])
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    conversations = list(read_conversations("org/chats", split="train_sft", counts=Counts()))
+    conversations = list(read_conversations("org/chats", split="train_sft", counts=Counts(), config="main"))
     assert [c.messages for c in conversations] == [ASKED]
-    assert asked == {"name": "org/chats", "split": "train_sft"}
+    assert asked == {"path": "org/chats", "split": "train_sft", "name": "main", "streaming": False}
+
+
+def test_a_streamed_data_set_is_read_only_as_far_as_rows_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import datasets
+
+    load, taken = datasets.load_dataset, []
+    file = jsonl(tmp_path, *({"text": f"text {n}"} for n in range(50)))
+
+    def from_file(path: str, *, name: str | None, split: str, streaming: bool) -> Any:
+        rows = load("json", data_files=file, split=split, streaming=streaming)
+        assert isinstance(rows, datasets.IterableDataset)
+        return (taken.append(row) or row for row in rows)
+
+    monkeypatch.setattr(datasets, "load_dataset", from_file)
+    rows = read_conversations("org/texts", split="train", counts=Counts(), streaming=True)
+    assert [next(rows).messages[0].content for _ in range(3)] == ["text 0", "text 1", "text 2"]
+    assert len(taken) == 3
+
+
+def test_a_stream_that_breaks_off_names_the_data_set_and_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    def rows() -> Any:
+        yield ROLES
+        raise ConnectionError("Server disconnected\nlong trace")
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: rows())
+    with pytest.raises(DataError, match="data set 'org/chats' breaks off after row 1: Server disconnected$"):
+        read("org/chats", streaming=True)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Dataset scripts are no longer supported"), "DatasetGenerationError"])
+def test_a_data_set_that_the_library_can_not_build_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, error: Exception | str
+) -> None:
+    import datasets
+
+    raised = error if isinstance(error, Exception) else getattr(datasets.exceptions, error)("An error occurred")
+
+    def load(*_: Any, **__: Any) -> Any:
+        raise raised
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(DataError, match="can't load data set 'org/chats'") as caught:
+        read("org/chats")
+    assert "data.dataset_config" in caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Exactly the assistant's words and their end-of-turn tokens are learnt."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +97,29 @@ def test_a_template_without_stable_prefixes_and_tags_is_an_error_not_a_wrong_mas
     with pytest.raises(DataError, match="row 7.*renders an answer differently") as caught:
         conversation_tokens(make("counted"), TWO_TURNS)
     assert "{% generation %}" in caught.value.hint
+
+
+def test_a_template_that_leaves_the_answers_out_is_told_by_that(make: Any) -> None:
+    with pytest.raises(DataError, match="row 7, field messages: the chat template leaves the assistant's words out"):
+        conversation_tokens(make("deaf"), TWO_TURNS)
+    with pytest.raises(DataError, match="0 usable rows; .*1 the chat template leaves the assistant's words out"):
+        list(tokenize(make("deaf"), [TWO_TURNS], max_length=80, counts=Counts()))
+
+
+@pytest.mark.parametrize("template", ["chatml", "thinking", "tagged"])
+def test_only_the_last_answer_is_learnt_when_the_others_are_another_s(make: Any, learnt: Any, template: str) -> None:
+    tokenizer, last = make(template), replace(TWO_TURNS, only_last=True)
+    assert learnt_text(learnt, tokenizer, last) == ["The end.<|im_end|>"]
+    assert conversation_tokens(tokenizer, last).ids == conversation_tokens(tokenizer, TWO_TURNS).ids
+
+
+@pytest.mark.parametrize("template", ["chatml", "tagged"])
+def test_the_end_of_an_answer_that_was_cut_off_is_not_learnt(make: Any, learnt: Any, template: str) -> None:
+    tokenizer, cut = make(template), replace(TWO_TURNS, unfinished=True)
+    assert learnt_text(learnt, tokenizer, cut) == ["It is blue.<|im_end|>", "The end."]
+    # where no token ends a turn, the last one learnt is a word and stays
+    bare = learnt_text(learnt, make("bare"), cut)
+    assert [run.strip() for run in bare] == ["It is blue.", "The end."]
 
 
 def test_emoji_and_hangul_answers_are_learnt_whole(make: Any, learnt: Any) -> None:

@@ -32,6 +32,7 @@ def provenance(**changes) -> Provenance:
         "command": "medusa train-heads --model org/tiny",
         "recipe": Recipe().model_dump(),
         "data": {"samples": 2000, "supervised tokens": 432_000},
+        "answers": {"by": "a server", "model": "org/big", "temperature": 0.0, "lengths": {"mean": 80.25}},
         "versions": {"torch": "2.13.0"},
     }
     return Provenance(**{**values, **changes})
@@ -46,6 +47,9 @@ def test_the_card_names_base_revision_command_recipe_counts_accuracy_tree_and_li
         "medusa train-heads --model org/tiny",
         "num_heads: 4",
         "432,000",
+        "| model | org/big |",
+        "| temperature | 0.00 |",
+        "| lengths: mean | 80.25 |",
         "| 1 | 0.500 | 0.625 | 0.500 | 0.625 | 0.960 |",
         "| 2 | 0.250 | 0.312 | 0.375 | 0.406 | 0.950 |",
         "12,345 places",
