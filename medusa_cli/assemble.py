@@ -21,7 +21,7 @@ from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.dynamic import DynamicShape
-from medusa_cli.trees.files import parse_tree, read_measured, read_tree
+from medusa_cli.trees.files import parse_tree, read_measured, read_shape
 from medusa_cli.trees.tree import TokenTree
 
 __all__ = [
@@ -172,4 +172,4 @@ def _choose_tree(choice: DrafterChoice, folder: Path) -> TokenTree | DynamicShap
         return DynamicShape.parse(choice.tree) or parse_tree(choice.tree)
     if choice.tree_size is not None:
         return best_tree(read_measured(folder).conditional_KR, choice.tree_size)
-    return read_tree(folder)
+    return read_shape(folder)

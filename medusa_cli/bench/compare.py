@@ -6,6 +6,7 @@ are closer than that rounding, either token is the model's own choice: a near ti
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -97,15 +98,18 @@ def compare(
     for trial in first:
         if trial.arm == subject:
             continue
-        prompt, mine = trial.prompt, ours[trial.prompt.id].reply.token_ids
+        mine = ours[trial.prompt.id].reply.token_ids
         coarser = max(dtype, dtype_of(trial.arm, dtype), key=lambda name: torch.finfo(getattr(torch, name)).eps)
-        found = difference(
-            mine, trial.reply.token_ids, coarser, lambda common, prompt=prompt: logits_after([*prompt.ids, *common])
-        )
+        found = difference(mine, trial.reply.token_ids, coarser, partial(_after, logits_after, trial.prompt.ids))
         same.setdefault(trial.arm, []).append(found is None)
         if found is not None:
-            divergences.append(Divergence(prompt.id, trial.arm, found.index, found.margin, found.verdict))
+            divergences.append(Divergence(trial.prompt.id, trial.arm, found.index, found.margin, found.verdict))
     return Comparison({arm: Same(sum(equal), len(equal)) for arm, equal in same.items()}, divergences)
+
+
+def _after(logits_after: Callable[[list[int]], Tensor], prompt: Sequence[int], common: list[int]) -> Tensor:
+    """The logits after a prompt and what follows it."""
+    return logits_after([*prompt, *common])
 
 
 def difference(

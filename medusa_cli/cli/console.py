@@ -215,7 +215,7 @@ def _bar(
     # the command's own stdout is the result: rich must not redirect it into the bar's stream
     bar = RichProgress(*columns, console=RichConsole(stderr=True), transient=True, redirect_stdout=False)
     with bar:
-        task = bar.add_task(title, total=total, completed=done, note="")
+        task = bar.add_task(title, total=total, completed=int(done), note="")
         yield (
             lambda done, note: bar.update(task, completed=done, note=note),
             lambda line: bar.console.print(Text(line), soft_wrap=True),

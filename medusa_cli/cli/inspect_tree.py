@@ -98,7 +98,8 @@ def _measured(folder: Path | None) -> "Measured | None":
 def _inspect(folder: Path | None, measured: "Measured | None", spec: str | None, tree_size: int | None) -> "Inspection":
     """The tree that the flags name, with what was measured."""
     from medusa_cli.trees.build import best_tree
-    from medusa_cli.trees.files import parse_tree, read_tree
+    from medusa_cli.trees.dynamic import DynamicShape
+    from medusa_cli.trees.files import parse_tree, read_shape, read_tree
     from medusa_cli.trees.report import Inspection
 
     if spec is not None:
@@ -108,7 +109,9 @@ def _inspect(folder: Path | None, measured: "Measured | None", spec: str | None,
     if tree_size is not None:
         fitted = best_tree(measured.conditional_KR, tree_size)
         return Inspection(f"best tree of up to {tree_size} nodes for {folder}", fitted, measured)
-    return Inspection(f"tree of {folder}", read_tree(folder), measured)
+    tree, shape = read_tree(folder), read_shape(folder)
+    instead = f", where decoding uses {shape.spec}" if isinstance(shape, DynamicShape) else ""
+    return Inspection(f"fixed tree of {folder}{instead}" if instead else f"tree of {folder}", tree, measured)
 
 
 def _draw(inspection: "Inspection", drawn: Format, width: int) -> str | bytes:

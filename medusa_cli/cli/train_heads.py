@@ -256,8 +256,10 @@ def _show(made: "Made", console: Console) -> None:
     columns = ("", "plain top-1", "plain top-5", "conditional top-1", "conditional top-5")
     console.table(columns, rows, title=f"Accuracy on {accuracy.source} ({accuracy.positions:,} places)")
     if choice.size:
+        shape = made.fitted.shape
+        size = f"one for every step ({shape.spec})" if shape else f"{choice.size} nodes"
         console.out(
-            f"tree: {choice.size} nodes, {choice.expected_tokens:.2f} tokens a step expected, "
+            f"tree: {size}, {choice.expected_tokens:.2f} tokens a step expected, "
             f"{choice.speedup:.2f}x plain decoding predicted on this machine"
         )
     else:
@@ -281,6 +283,7 @@ def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:
         "positions": accuracy.positions,
         "coverage": accuracy.coverage,
         "tree_size": choice.size,
+        "dynamic_tree": made.fitted.shape.spec if made.fitted.shape else None,
         "expected_tokens": choice.expected_tokens,
         "predicted_speedup": choice.speedup,
         "data": made.data,

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from medusa_cli.errors import HeadsMismatch
+from medusa_cli.kernels.blocks import nearest_grid
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.recipe import Settings
@@ -129,6 +130,7 @@ class MedusaHeads(nn.Module):
             if config.output_bias:
                 self.output_bias = nn.Parameter(torch.zeros(num_heads, config.draft_vocab))
         self.packed_output: PackedLinear | None = None
+        self.packed_block: PackedLinear | None = None
         self.register_buffer("draft_ids", draft_ids_W.long())
         self.register_buffer("shared_weight", None, persistent=False)
         self.register_buffer("shared_bias", None, persistent=False)
@@ -175,7 +177,15 @@ class MedusaHeads(nn.Module):
         return self
 
     def pack(self, *, blocks: bool) -> "MedusaHeads":
-        """Lay the shared output out for the CPU's kernels, as the target's layers are."""
+        """Lay first blocks and shared output out for the CPU's kernels, as the target's layers are; for drafting only.
+
+        With blocks, the first blocks are rounded to 8 bits: they are read at every step, and only guess.
+        """
+        weight_OI = self.weight[0].flatten(0, 1)
+        if self.root_weight is not None:
+            weight_OI = torch.cat([weight_OI, self.root_weight.flatten(0, 1)], dim=1)
+        weight_OI = nearest_grid(weight_OI) if blocks else weight_OI
+        self.packed_block = packed_linear(weight_OI, self.bias[0].flatten(), blocks=blocks)
         if self.shared_weight is not None:
             self.packed_output = packed_linear(self.shared_weight, self.shared_bias, blocks=blocks)
         return self
@@ -203,9 +213,12 @@ class MedusaHeads(nn.Module):
         num_layers, num_heads, size = self.bias.shape
         hidden = inputs[..., :size]
         # The first layer's input is the same for all heads: one wide product instead of K narrow ones.
-        wide = F.linear(hidden, self.weight[0].view(num_heads * size, size), self.bias[0].view(-1))
-        if self.root_weight is not None:
-            wide = wide + F.linear(inputs[..., size:], self.root_weight.view(num_heads * size, size))
+        if self.packed_block is not None:
+            wide = self.packed_block(inputs)
+        else:
+            wide = F.linear(hidden, self.weight[0].view(num_heads * size, size), self.bias[0].view(-1))
+            if self.root_weight is not None:
+                wide = wide + F.linear(inputs[..., size:], self.root_weight.view(num_heads * size, size))
         blocks = hidden.unsqueeze(-2) + F.silu(wide.unflatten(-1, (num_heads, size)))
         for layer in range(1, num_layers):
             inner = torch.einsum("...kh,kgh->...kg", blocks, self.weight[layer]) + self.bias[layer]

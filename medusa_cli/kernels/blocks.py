@@ -85,6 +85,19 @@ def find_blocks(weight_OI: Tensor) -> Blocks | None:
     return _find(weight_OI, 4) or _find(weight_OI, 8)
 
 
+def nearest_grid(weight_OI: Tensor) -> Tensor:
+    """The nearest weight on a grid of 8 bits, for layers whose numbers may change a little; as it is where none fits.
+
+    Each block's step is a float16, 127 of which reach its farthest weight (the rule of Q8_0).
+    """
+    if weight_OI.shape[1] % (2 * BLOCK):
+        return weight_OI
+    blocks_OGB = weight_OI.detach().unflatten(1, (-1, BLOCK))
+    step_OG1 = (blocks_OGB.abs().amax(-1, keepdim=True) / 127).half().to(weight_OI.dtype)
+    quants_OGB = (blocks_OGB / step_OG1).nan_to_num(0.0).round().clamp(-127, 127)
+    return (quants_OGB * step_OG1).flatten(1)
+
+
 def _find(weight_OI: Tensor, bits: int) -> Blocks | None:
     """As blocks of so many bits, or None."""
     num_outputs, num_inputs = weight_OI.shape

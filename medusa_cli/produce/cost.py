@@ -5,6 +5,7 @@ Shape letters: B rows, N nodes, H hidden.
 
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -45,6 +46,21 @@ def measure_step_cost(
             seconds[count].append(_now(target) - begun)
     # The first round warms up: allocations and kernels chosen once.
     return {count: statistics.median(times[1:]) for count, times in seconds.items()}
+
+
+@torch.inference_mode()
+def measure_drafting(target: Target, drafters: Sequence[Drafter], *, repeats: int) -> list[float]:
+    """Median seconds of a proposal by each drafter, interleaved."""
+    root_B = torch.zeros(1, dtype=torch.long, device=target.device)
+    hidden_BH = torch.randn(1, target.hidden_size, dtype=target.dtype, device=target.device)
+    around = Context([[0]], root_B, hidden_BH)
+    seconds: list[list[float]] = [[] for _ in drafters]
+    for _ in range(repeats + 1):
+        for drafter, times in zip(drafters, seconds, strict=True):
+            begun = _now(target)
+            drafter.propose(around)
+            times.append(_now(target) - begun)
+    return [statistics.median(times[1:]) for times in seconds]
 
 
 def _now(target: Target) -> float:

@@ -1,34 +1,45 @@
 """From trained heads to what is known of them: accuracies, the step's cost here, and the tree that pays most."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 from medusa_cli.assemble import lay_out_heads
+from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.produce.cost import measure_step_cost
+from medusa_cli.produce.cost import measure_drafting, measure_step_cost
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
+from medusa_cli.train.beliefs import Beliefs, beliefs_at, replay
 from medusa_cli.train.corpus import Examples
 from medusa_cli.train.measure import Measurement, PathCounts, fit_tree_joint, measure
 from medusa_cli.trees.build import Choice, StepCost, choose_size, predict
+from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import write_tree
 from medusa_cli.trees.tree import TokenTree
 
 NUM_RANKS = 32
-COST_CONTEXT, COST_REPEATS = 256, 7
+COST_CONTEXT, COST_REPEATS, DRAFT_REPEATS = 256, 21, 30
+# dynamic trees: those tried, what is replayed of them, and how near the best is as good
+SIZES, FLOORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32), (0.0, 0.03, 0.05, 0.07, 0.1, 0.14)
+BELIEF_RANKS, BELIEF_PLACES, EQUAL = 16, 4096, 0.97
+_TYPICAL = DynamicShape(6, 0.05)
 SOURCE = "the target's own answers to held-out prompts of the training data"
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What was measured of the heads, the tree stored with them, and what it promises on this machine."""
+    """What was measured of the heads, the trees stored with them, and what they promise on this machine.
+
+    shape and choice are those of the dynamic tree where it promises more; else shape is None.
+    """
 
     measurement: Measurement
     tree: TokenTree
+    shape: DynamicShape | None
     choice: Choice
 
 
@@ -45,9 +56,42 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
     drafter = MedusaDrafter(heads, TokenTree.chain(heads.config.num_heads))
     costs = measure_step_cost(target, drafter, max_nodes=largest + 1, context=COST_CONTEXT, repeats=COST_REPEATS)
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)
+    shape: DynamicShape | None = None
+    if recipe.tree.size is None and largest:
+        drafts = measure_drafting(target, [drafter, DynamicMedusaDrafter(heads, _TYPICAL)], repeats=DRAFT_REPEATS)
+        ranks = min(BELIEF_RANKS, heads.config.draft_vocab)
+        beliefs = beliefs_at(heads, held_out, measurement.ranks, num_ranks=ranks, most=BELIEF_PLACES)
+        choice, shape = _best([(choice, None), *_promises(beliefs, costs, drafts, largest)])
     measurement.save(folder, costs)
-    _write(folder, tree, choice, costs)
-    return Fitted(measurement, tree, choice)
+    _write(folder, tree, shape, choice, costs)
+    return Fitted(measurement, tree, shape, choice)
+
+
+def _best(promises: Sequence[tuple[Choice, DynamicShape | None]]) -> tuple[Choice, DynamicShape | None]:
+    """The most tokens a second. Costs are noisy: of what is as good within EQUAL, the one with the fewest steps."""
+    fastest = max(choice.speedup for choice, _ in promises)
+    equals = [pair for pair in promises if pair[0].speedup >= fastest * EQUAL]
+    return max(equals, key=lambda pair: pair[0].expected_tokens)
+
+
+def _promises(
+    beliefs: Beliefs, costs: Mapping[int, float], drafts: Sequence[float], largest: int
+) -> Iterator[tuple[Choice, DynamicShape]]:
+    """What each dynamic shape promises.
+
+    drafts   seconds of a fixed tree's draft, which costs include beyond one node, and of a dynamic one's
+    """
+    cost, (fixed, dynamic) = StepCost(costs), drafts
+    for size in (size for size in SIZES if size <= largest):
+        for floor in FLOORS:
+            shape = DynamicShape(size, floor)
+            played = replay(beliefs, shape)
+            seconds = sum(
+                count * (cost.seconds(nodes) + dynamic - (fixed if nodes > 1 else 0))
+                for nodes, count in played.sizes.items()
+            )
+            ratio = seconds / played.sizes.total() / cost.seconds(1)
+            yield Choice(size, played.tokens, ratio, played.tokens / ratio), shape
 
 
 def _choose(paths: PathCounts, costs: Mapping[int, float], size: int | None, largest: int) -> tuple[TokenTree, Choice]:
@@ -62,10 +106,14 @@ def _choose(paths: PathCounts, costs: Mapping[int, float], size: int | None, lar
     return TokenTree.from_paths(order[: choice.size]), choice
 
 
-def _write(folder: Path, tree: TokenTree, choice: Choice, costs: Mapping[int, float]) -> None:
-    """tree.json, with what it promises and the step costs that decided it."""
+def _write(
+    folder: Path, tree: TokenTree, shape: DynamicShape | None, choice: Choice, costs: Mapping[int, float]
+) -> None:
+    """tree.json: the best fixed tree, the dynamic shape that is better still, what is promised, and the step costs."""
+    dynamic = {"dynamic": shape.spec} if shape else {}
+    facts = {**dynamic, "expected_tokens": choice.expected_tokens, "step_cost": dict(costs)}
     try:
-        write_tree(folder / "tree.json", tree, {"expected_tokens": choice.expected_tokens, "step_cost": dict(costs)})
+        write_tree(folder / "tree.json", tree, facts)
     except OSError as error:
         raise TrainingError(
             f"can't write to {folder}: {error.strerror}", "free some space, then go on with --resume-from-checkpoint"

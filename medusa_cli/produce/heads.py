@@ -87,7 +87,8 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     hooks.say("measuring accuracies on held-out text, and what a step costs on this machine")
     fitted = fit(recipe, target, folder.path, heads, sets.held_out)
     provenance = _provenance(recipe, target, material.counts, command)
-    tree = FittedTree(fitted.tree.paths(), fitted.choice.expected_tokens)
+    shape = fitted.shape.spec if fitted.shape else None
+    tree = FittedTree(fitted.tree.paths(), shape, fitted.choice.expected_tokens)
     write_card(folder.path, provenance, fitted.measurement.accuracy, tree)
     return Made(folder.path, fitted, material.counts)
 

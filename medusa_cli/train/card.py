@@ -42,9 +42,10 @@ class Provenance:
 
 @dataclass(frozen=True)
 class FittedTree:
-    """The tree stored with the heads: its rank paths and the tokens a step it is expected to bring."""
+    """The tree stored with the heads: rank paths, the dynamic shape used instead if any, and expected tokens a step."""
 
     paths: Sequence[Sequence[int]]
+    dynamic: str | None
     expected_tokens: float
 
 
@@ -116,6 +117,12 @@ def _accuracy_table(accuracy: Accuracy) -> str:
 
 def _tree(tree: FittedTree) -> str:
     """The tree's size, what it should bring, and its first paths."""
+    if tree.dynamic:
+        return (
+            f"A tree of its own for every step, `{tree.dynamic}`: at most so many nodes without the root, each of at "
+            f"least so much chance by the heads' own belief; {tree.expected_tokens:.2f} tokens a step expected, the "
+            f"bonus token included. The best fixed tree has {len(tree.paths)} nodes (`--tree tree.json`)."
+        )
     if not tree.paths:
         return "No tree pays on this machine: the heads are stored with the empty tree, which is plain decoding."
     shown = " ".join("-".join(map(str, path)) for path in tree.paths[:_SHOWN_PATHS])

@@ -29,6 +29,11 @@ class DynamicShape:
     size: int
     floor: float = 0.0
 
+    @property
+    def spec(self) -> str:
+        """As it is written on the command line and in files."""
+        return f"dynamic:{self.size}:{self.floor:g}"
+
     @classmethod
     def parse(cls, spec: str) -> "DynamicShape | None":
         """`dynamic:16` or `dynamic:16:0.05`; None for a SPEC of another kind. Raises TreeError when it is a bad one."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import FormatError, MedusaError, TreeError
+from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.tree import TokenTree
 
 MAX_NODES = 1024
@@ -59,6 +60,19 @@ def read_tree(file: Path) -> TokenTree:
             raise TreeError(f'{file} holds no "paths"', 'a tree.json reads {"paths": [[0], [0, 0], [1]]}')
         value = value["paths"]
     return _from_value(value, str(file))
+
+
+def read_shape(folder: Path) -> TokenTree | DynamicShape:
+    """What the heads in `folder` draft in when no tree is named: the dynamic shape stored with them, else the tree."""
+    tree, file = read_tree(folder), folder / "tree.json"
+    value = _literal(_read_text(file), str(file))
+    spec = value.get("dynamic") if isinstance(value, dict) else None
+    if spec is None:
+        return tree
+    shape = DynamicShape.parse(spec) if isinstance(spec, str) else None
+    if shape is None:
+        raise TreeError(f"{file}: {_shown(spec)} is no dynamic tree", "write dynamic:SIZE:FLOOR, or leave it out")
+    return shape
 
 
 def write_tree(file: Path, tree: TokenTree, facts: Mapping[str, Any]) -> None:

@@ -48,9 +48,12 @@ class TokenTree:
 
     def to(self, device: torch.device | str) -> "TokenTree":
         """The same tree with its tensors on `device`; itself when they are there already."""
+        if torch.device(device) == self.parents_XN.device:
+            return self
         if device not in self._elsewhere:
-            moved = TokenTree(self.parents_XN.to(device), self.ranks_XN.to(device), self.real_XN.to(device))
-            self._elsewhere[device] = self if moved.parents_XN is self.parents_XN else moved
+            self._elsewhere[device] = TokenTree(
+                self.parents_XN.to(device), self.ranks_XN.to(device), self.real_XN.to(device)
+            )
         return self._elsewhere[device]
 
     def paths(self, row: int = 0) -> list[Path]:

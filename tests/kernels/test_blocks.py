@@ -6,7 +6,7 @@ from gguf import GGMLQuantizationType
 from torch import nn
 from torch.nn import functional as F
 
-from medusa_cli.kernels.blocks import FEW_ROWS, BlockLinear, find_blocks
+from medusa_cli.kernels.blocks import FEW_ROWS, BlockLinear, find_blocks, nearest_grid
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear
 from tests.tiny_models import on_grid
@@ -111,3 +111,14 @@ def test_plain_weights_and_odd_widths_and_other_dtypes_are_left_alone() -> None:
     assert find_blocks(torch.zeros(4, 96)) is None
     assert find_blocks(torch.zeros(4, 128, dtype=torch.bfloat16)) is None
     assert type(packed_linear(weight_of(GGMLQuantizationType.Q4_1), None, blocks=False)) is PackedLinear
+
+
+def test_the_nearest_grid_is_one_that_is_found_and_near() -> None:
+    weight_OI = torch.randn(24, 128, generator=torch.Generator().manual_seed(3))
+    weight_OI[0, :32] = 0
+    near = nearest_grid(weight_OI)
+    assert (near - weight_OI).abs().max() <= weight_OI.abs().max() / 254 * 1.01
+    found = find_blocks(near)
+    assert found is not None
+    assert found.bits == 8
+    assert nearest_grid(torch.randn(4, 40)).shape == (4, 40)

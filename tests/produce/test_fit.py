@@ -8,8 +8,11 @@ import torch
 
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.produce import cost, fit
-from medusa_cli.produce.cost import measure_step_cost
+from medusa_cli.produce.cost import measure_drafting, measure_step_cost
+from medusa_cli.train.beliefs import Beliefs, replay
 from medusa_cli.train.measure import PathCounts
+from medusa_cli.trees.build import Choice
+from medusa_cli.trees.dynamic import DynamicShape
 from tests.tiny_models import target_of, tiny_model
 
 PATHS = PathCounts(10, Counter({(0,): 6, (1,): 3, (0, 0): 4, (0, 1): 1}))
@@ -69,8 +72,50 @@ def test_a_model_of_few_positions_is_measured_with_fewer_tokens_before(monkeypat
 
 def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
     from medusa_cli.errors import TrainingError
-    from medusa_cli.trees.build import Choice
     from medusa_cli.trees.tree import TokenTree
 
     with pytest.raises(TrainingError, match="can't write to"):
-        fit._write(tmp_path / "gone", TokenTree.empty(), Choice(0, 1.0, 1.0, 1.0), {})
+        fit._write(tmp_path / "gone", TokenTree.empty(), None, Choice(0, 1.0, 1.0, 1.0), {})
+
+
+def beliefs(sure: float, right: float, places: int = 1000) -> Beliefs:
+    """Two heads that are as sure of their best guess at every place, and right in so many."""
+    logp_R = torch.tensor([sure, sure / 10, sure / 20]).log()
+    ranks_NK = torch.full((places, 2), 3)
+    ranks_NK[: int(right * places)] = 0
+    return Beliefs(logp_R.expand(places, 2, 3), ranks_NK)
+
+
+def test_a_replay_counts_what_would_have_been_kept_and_what_was_looked_at() -> None:
+    played = replay(beliefs(0.8, 0.25), DynamicShape(2))
+    assert played.tokens == pytest.approx(1.5)
+    assert played.sizes == {3: 1000}
+    none = replay(beliefs(0.1, 0.25), DynamicShape(4, floor=0.5))
+    assert (none.tokens, none.sizes) == (1.0, {1: 1000})
+
+
+def test_of_dynamic_shapes_the_one_that_gains_most_is_chosen() -> None:
+    sure = beliefs(0.9, 0.9)
+    mixed = Beliefs(
+        torch.cat([sure.logp_NKR, beliefs(0.05, 0).logp_NKR]), torch.cat([sure.ranks_NK, beliefs(0.05, 0).ranks_NK])
+    )
+    costs = {1: 1.0, 2: 1.5, 3: 2.0, 8: 9.0}
+    choice, shape = fit._best(list(fit._promises(mixed, costs, (0.1, 0.1), largest=8)))
+    assert shape.floor > 0.03, "guesses that are never right don't pay"
+    assert choice.expected_tokens == pytest.approx(1.9)
+    assert choice.cost_ratio == pytest.approx((1.1 + 2.0) / 2)
+    dear, _ = fit._best(list(fit._promises(mixed, costs, (0.1, 0.9), largest=8)))
+    assert dear.cost_ratio == pytest.approx((1.9 + 2.8) / 2)
+
+
+def test_of_trees_that_are_as_fast_the_one_with_the_fewest_steps_is_taken() -> None:
+    slow, few, many = Choice(9, 3.0, 2.0, 1.5), Choice(6, 2.0, 1.01, 1.98), Choice(3, 1.8, 0.9, 2.0)
+    shape = DynamicShape(6)
+    assert fit._best([(many, None), (few, shape), (slow, DynamicShape(9))]) == (few, shape)
+    assert fit._best([(many, None), (slow, shape)]) == (many, None)
+
+
+def test_drafters_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(cost, "_now", lambda target: float(next(ticks)))
+    assert measure_drafting(target_of(tiny_model("llama")), [NoDrafter(), NoDrafter()], repeats=3) == [1.0, 1.0]

@@ -20,7 +20,7 @@ ACCURACY = Accuracy(
     positions=12345,
     source="held-out greedy answers",
 )
-TREE = FittedTree([[0], [0, 0], [1]], 1.75)
+TREE = FittedTree([[0], [0, 0], [1]], None, 1.75)
 
 
 def provenance(**changes) -> Provenance:
@@ -72,7 +72,7 @@ def test_what_is_not_known_is_said_to_be_unknown():
 
 
 def test_an_empty_tree_is_said_to_be_plain_decoding():
-    assert "plain decoding" in render_card(provenance(), ACCURACY, FittedTree([], 1.0))
+    assert "plain decoding" in render_card(provenance(), ACCURACY, FittedTree([], None, 1.0))
 
 
 def test_the_folder_gets_the_card_and_the_same_facts_as_data(tmp_path):
@@ -91,3 +91,9 @@ def test_a_card_that_can_t_be_written_is_an_error_with_a_hint(tmp_path, monkeypa
     with pytest.raises(TrainingError, match="No space left"):
         write_card(tmp_path, provenance(), ACCURACY, TREE)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tree_of_its_own_for_every_step_is_named() -> None:
+    text = render_card(provenance(), ACCURACY, FittedTree([[0]], "dynamic:6:0.05", 1.9))
+    assert "`dynamic:6:0.05`" in text
+    assert "1.90 tokens a step expected" in text

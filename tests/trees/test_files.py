@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from medusa_cli.errors import FormatError, TreeError
-from medusa_cli.trees.files import parse_tree, read_measured, read_tree, write_tree
+from medusa_cli.trees.dynamic import DynamicShape
+from medusa_cli.trees.files import parse_tree, read_measured, read_shape, read_tree, write_tree
 from medusa_cli.trees.tree import TokenTree
 
 
@@ -188,3 +189,20 @@ def test_bad_accuracies_are_refused_with_the_file_named(tmp_path: Path, text: st
 def test_missing_accuracies_are_named(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"accuracy\.json is missing"):
         read_measured(tmp_path)
+
+
+def test_a_dynamic_shape_stored_with_the_tree_is_what_heads_draft_in(tmp_path: Path) -> None:
+    write_tree(tmp_path / "tree.json", TokenTree.chain(2), {})
+    assert read_shape(tmp_path).paths() == [(0,), (0, 0)]
+    write_tree(tmp_path / "tree.json", TokenTree.chain(2), {"dynamic": DynamicShape(6, 0.05).spec})
+    assert read_shape(tmp_path) == DynamicShape(6, 0.05)
+    assert read_tree(tmp_path).paths() == [(0,), (0, 0)]
+    (tmp_path / "tree.json").write_text("[[0]]")
+    assert read_shape(tmp_path).paths() == [(0,)]
+
+
+@pytest.mark.parametrize("spec", [6, "chain:3", "dynamic:0", ""])
+def test_a_dynamic_shape_that_is_none_is_refused(tmp_path: Path, spec: object) -> None:
+    (tmp_path / "tree.json").write_text(json.dumps({"paths": [[0]], "dynamic": spec}))
+    with pytest.raises(TreeError, match="dynamic tree|size goes from"):
+        read_shape(tmp_path)
