@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from medusa_cli.contracts import Draft, Seen
+from medusa_cli.kernels.attend import MOST_NODES, can_attend
+from medusa_cli.target import attention
 from medusa_cli.target.cache import Place, TreeCache
 from medusa_cli.target.masks import MaskKinds, positions, tree_masks
 from medusa_cli.trees.tree import TokenTree
@@ -129,7 +131,26 @@ class Target:
 
     def new_cache(self, num_rows: int, capacity: int) -> TreeCache:
         """An empty cache for `num_rows` rows with room for `capacity` columns each (it grows when needed)."""
-        return TreeCache(self.num_layers, num_rows, capacity)
+        return TreeCache(self.num_layers, num_rows, capacity, self._windows)
+
+    @cached_property
+    def _windows(self) -> list[int | None]:
+        """The window of each layer, None for full attention."""
+        if len(self.kinds) == 1:
+            return list(self.kinds.values()) * self.num_layers
+        return [self.kinds[kind] for kind in self.config.layer_types]
+
+    @cached_property
+    def _attends_natively(self) -> bool:
+        """Whether attention to a few nodes runs in the compiled kernel: beside packed layers, where it can be had.
+
+        Tried with one node: some models rework what the cache gives back, and attention never meets the layer again.
+        """
+        if self.identity.runner == "eager" or self.identity.attention != attention.NAME or not can_attend():
+            return False
+        cache, root = self.new_cache(1, 1), TokenTree.empty()
+        self._call(torch.zeros(1, 1, dtype=torch.long), root, cache.place(slice(0, 1), 1, self.device, root), cache)
+        return all(layer.attended for layer in cache.layers)
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], cache: TreeCache, first_row: int = 0) -> Seen:
@@ -170,22 +191,27 @@ class Target:
     ) -> Seen:
         """One forward over the nodes of a tree; hidden states and logits at the `wanted` nodes, or at all."""
         tree = tree.to(self.device)
-        place = cache.place(rows, tree.num_nodes, self.device)
+        native = self._attends_natively and tree.num_nodes <= MOST_NODES
+        place = cache.place(rows, tree.num_nodes, self.device, tree if native else None)
         self._wanted_BN = wanted_BW
         try:
-            out = self.model(
-                input_ids=tokens_BN,
-                attention_mask=self._masks(tree, place),
-                position_ids=self._positions(tree, place),
-                use_cache=True,
-                **{self._cache_name: cache},
-            )
+            out = self._call(tokens_BN, tree, place, cache)
         finally:
             # The model may be called by others (transformers' generate, in the bench): the hook is then inert.
             self._wanted_BN = None
         assert self._hidden is not None
         hidden_BNH = self._hidden if wanted_BW is None else _take(self._hidden, wanted_BW)
         return Seen(hidden_BNH, out.logits)
+
+    def _call(self, tokens_BN: Tensor, tree: TokenTree, place: Place, cache: TreeCache) -> Any:
+        """The model's forward over the nodes of a tree."""
+        return self.model(
+            input_ids=tokens_BN,
+            attention_mask=self._masks(tree, place),
+            position_ids=self._positions(tree, place),
+            use_cache=True,
+            **{self._cache_name: cache},
+        )
 
     def _masks(self, tree: TokenTree, place: Place) -> Tensor | dict[str, Tensor]:
         """Models with several kinds of layers take a mapping, the others one tensor."""
