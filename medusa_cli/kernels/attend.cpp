@@ -36,6 +36,42 @@ static inline float dot(const float *one, const float *other, long size) {
     return total;
 }
 
+// Neighbours of both vectors added up: those of `a` in the even lanes, those of `b` in the odd ones.
+static inline Floats add_pairs(Floats a, Floats b) {
+    return __builtin_shufflevector(a, b, 0, 8, 2, 10, 4, 12, 6, 14) +
+           __builtin_shufflevector(a, b, 1, 9, 3, 11, 5, 13, 7, 15);
+}
+
+// The same with pairs of lanes for lanes.
+static inline Floats add_fours(Floats a, Floats b) {
+    return __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13) +
+           __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
+}
+
+// The sums of eight vectors, one in each lane.
+static inline Floats sums_of(const Floats *v) {
+    const Floats low = add_fours(add_pairs(v[0], v[1]), add_pairs(v[2], v[3]));
+    const Floats high = add_fours(add_pairs(v[4], v[5]), add_pairs(v[6], v[7]));
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11) +
+           __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
+}
+
+// scores [T] of a query against keys [T, E]
+static void score(const float *query, const float *keys, long count, long width, float scale, float *scores) {
+    long t = 0;
+    if (width % LANES == 0)
+        for (; t + LANES <= count; t += LANES) {
+            Floats sums[LANES] = {};
+            for (long e = 0; e < width; e += LANES) {
+                const Floats part = load(query + e);
+#pragma GCC unroll 8
+                for (int i = 0; i < LANES; i++) sums[i] += part * load(keys + (t + i) * width + e);
+            }
+            store(scores + t, sums_of(sums) * scale);
+        }
+    for (; t < count; t++) scores[t] = dot(query, keys + t * width, width) * scale;
+}
+
 // e^x for x <= 0, within 2 units of the last place (the reduction and polynomial of Cephes' expf).
 static inline Floats exponential(Floats x) {
     const Floats least = spread(-87.0f);
@@ -138,11 +174,10 @@ static void attend_head(const Call &c, long b, long q, std::vector<float> &score
         const long position = length + depths[n];
         const long first = c.window && position >= c.window ? position - c.window + 1 : 0;
         const long start = first < length ? first : length, count = length + c.nodes - start;
-        for (long t = start; t < length; t++) scores[t - start] = dot(query, keys + t * c.width, c.width) * c.scale;
+        score(query, keys + start * c.width, count, c.width, c.scale, scores.data());
         for (long m = 0; m < c.nodes; m++) {
             const bool seen = ancestors[n * c.nodes + m] && (!c.window || depths[n] - depths[m] < c.window);
-            scores[length + m - start] =
-                seen ? dot(query, keys + (length + m) * c.width, c.width) * c.scale : -INFINITY;
+            if (!seen) scores[length + m - start] = -INFINITY;
         }
         softmax(scores.data(), count);
         weigh(scores.data(), values + start * c.value_width, count, c.value_width,
