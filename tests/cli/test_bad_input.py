@@ -13,7 +13,7 @@ from tests.cli.harness import Done, Medusa, make_model, run_here, train_args
 COMMANDS = (("generate", "Hi"), ("bench",), ("train-heads",))
 
 
-def told(done: Done, code: int, *parts: str) -> None:
+def assert_told(done: Done, code: int, *parts: str) -> None:
     """Exactly one error and one hint, nothing on stdout, and each of these words."""
     assert done.code == code, done.err
     assert done.out == ""
@@ -43,27 +43,29 @@ def broken(heads: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_alias_nearly_right_is_corrected(command: tuple[str, ...], heads: Path, tmp_path: Path) -> None:
     more = ("-o", tmp_path / "run") if command[0] == "train-heads" else ("--heads", heads)
-    told(run_here(*command, "-m", "smollm2-13m", *more), 1, "unknown model 'smollm2-13m'", "did you mean smollm2-135m?")
+    assert_told(
+        run_here(*command, "-m", "smollm2-13m", *more), 1, "unknown model 'smollm2-13m'", "did you mean smollm2-135m?"
+    )
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("name", ["someone/some-model", "/no/such/folder", "./no.gguf"])
 def test_a_model_that_is_not_there_is_named(command: tuple[str, ...], name: str, heads: Path, tmp_path: Path) -> None:
     more = ("-o", tmp_path / "run") if command[0] == "train-heads" else ("--heads", heads)
-    told(run_here(*command, "-m", name, *more), 1, name)
+    assert_told(run_here(*command, "-m", name, *more), 1, name)
 
 
 def test_a_model_folder_without_weights_or_config_is_told_apart(
     ask: Callable[..., Done], tiny: Path, tmp_path: Path
 ) -> None:
-    told(ask("Hi", "-m", tmp_path), 1, "holds no config.json")
+    assert_told(ask("Hi", "-m", tmp_path), 1, "holds no config.json")
     shutil.copy(tiny / "config.json", tmp_path)
-    told(ask("Hi", "-m", tmp_path), 1, "holds a config.json but no weights")
+    assert_told(ask("Hi", "-m", tmp_path), 1, "holds a config.json but no weights")
 
 
 def test_a_device_that_is_not_there_is_refused(ask: Callable[..., Done]) -> None:
-    told(ask("Hi", "--device", "cuda:99"), 1, "device cuda:99 is not there", "--device cpu")
-    told(ask("Hi", "--device", "gpu"), 1, "target.device")
+    assert_told(ask("Hi", "--device", "cuda:99"), 1, "device cuda:99 is not there", "--device cpu")
+    assert_told(ask("Hi", "--device", "gpu"), 1, "target.device")
 
 
 # --- heads and trees ---
@@ -72,14 +74,16 @@ def test_a_device_that_is_not_there_is_refused(ask: Callable[..., Done]) -> None
 @pytest.mark.parametrize("command", [("generate", "Hi"), ("bench",), ("inspect-tree",)])
 @pytest.mark.parametrize("name", ["no/such/heads", "someone/some-heads"])
 def test_heads_that_are_not_there_are_named_before_the_model_is_loaded(command: tuple[str, ...], name: str) -> None:
-    told(run_here(*command, "-m", "/no/such/model", "--heads", name), 1, f"no heads at {'' if 'some' in name else '/'}")
+    assert_told(
+        run_here(*command, "-m", "/no/such/model", "--heads", name), 1, f"no heads at {'' if 'some' in name else '/'}"
+    )
 
 
 def test_heads_of_another_model_say_whose_they_are(heads: Path, tiny: Path, tmp_path: Path) -> None:
     for change in ({"seed": 1}, {"hidden_size": 16}):
         other = make_model(tmp_path / str(change), **change)
         done = run_here("generate", "Hi", "-m", other, "--dtype", "float32", "--heads", heads, "-q")
-        told(done, 1, "the heads need ", f"these heads belong to {tiny}")
+        assert_told(done, 1, "the heads need ", f"these heads belong to {tiny}")
 
 
 SPOILT: dict[str, Callable[[Path], Any]] = {
@@ -103,14 +107,14 @@ def test_a_spoilt_folder_of_heads_is_told_by_the_file_at_fault(
     fault: str, ask: Callable[..., Done], broken: Path
 ) -> None:
     SPOILT[fault](broken)
-    told(ask("Hi", "--heads", broken), 1, fault)
+    assert_told(ask("Hi", "--heads", broken), 1, fault)
 
 
 @pytest.mark.parametrize("content", [None, "{", "[]", '{"plain": 3}', '{"plain": [[2.0]]}'])
 def test_a_spoilt_accuracy_file_is_told(content: str | None, medusa: Medusa, broken: Path) -> None:
     file = broken / "accuracy.json"
     file.unlink() if content is None else file.write_text(content)
-    told(medusa("inspect-tree", "--heads", broken, "--tree-size", 3), 1, "accuracy.json")
+    assert_told(medusa("inspect-tree", "--heads", broken, "--tree-size", 3), 1, "accuracy.json")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +133,7 @@ def test_a_tree_that_is_none_or_asks_too_much_is_refused(
     command: tuple[str, ...], tree: str, words: str, tiny: Path, heads: Path
 ) -> None:
     quick = () if command[0] == "inspect-tree" else ("-q", "--dtype", "float32")
-    told(run_here(*command, "-m", tiny, "--heads", heads, "--tree", tree, *quick), 1, words)
+    assert_told(run_here(*command, "-m", tiny, "--heads", heads, "--tree", tree, *quick), 1, words)
 
 
 # --- prompts ---
@@ -152,21 +156,21 @@ def test_prompts_that_can_not_be_read_are_told_by_file(
     if content is not None:
         (tmp_path / name).write_bytes(content)
     flag = "--prompt-file" if command == "generate" else "--prompts"
-    told(run_here(command, "-m", tiny, "--heads", heads, flag, tmp_path / name, "-q"), 1, words)
+    assert_told(run_here(command, "-m", tiny, "--heads", heads, flag, tmp_path / name, "-q"), 1, words)
 
 
 def test_a_prompt_that_says_nothing_or_fills_the_context_is_refused(ask: Callable[..., Done]) -> None:
-    told(ask(""), 1, "the prompt is empty")
-    told(ask("-", stdin=" \n"), 1, "the prompt is empty")
-    told(ask("", "--no-chat"), 1, "the prompt is empty")
-    told(ask("-", stdin=b"\xff\xfe"), 1, "stdin is not UTF-8")
-    told(ask("long " * 300), 1, "the model's context holds 256", "shorten the prompt")
+    assert_told(ask(""), 1, "the prompt is empty")
+    assert_told(ask("-", stdin=" \n"), 1, "the prompt is empty")
+    assert_told(ask("", "--no-chat"), 1, "the prompt is empty")
+    assert_told(ask("-", stdin=b"\xff\xfe"), 1, "stdin is not UTF-8")
+    assert_told(ask("long " * 300), 1, "the model's context holds 256", "shorten the prompt")
 
 
 def test_a_long_prompt_is_refused_by_bench_before_any_forward(tiny: Path, heads: Path, tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     file.write_text(json.dumps({"prompt": "long " * 300}) + "\n")
-    told(
+    assert_told(
         run_here("bench", "-m", tiny, "--heads", heads, "--prompts", file, "-q", "--dtype", "float32"),
         1,
         "leaves no room",
@@ -201,11 +205,11 @@ def test_a_long_prompt_is_refused_by_bench_before_any_forward(tiny: Path, heads:
     ],
 )
 def test_flags_that_make_no_sense_are_refused(code: int, flags: tuple[object, ...], medusa: Medusa) -> None:
-    told(medusa("generate", "-m", "some-folder", *flags), code)
+    assert_told(medusa("generate", "-m", "some-folder", *flags), code)
 
 
 def test_two_flags_that_name_the_tree_are_one_too_many(ask: Callable[..., Done], heads: Path) -> None:
-    told(
+    assert_told(
         ask("Hi", "--heads", heads, "--tree", "2x1", "--tree-size", 3), 1, "--tree and --tree-size both say which tree"
     )
 
@@ -228,7 +232,7 @@ def test_two_flags_that_name_the_tree_are_one_too_many(ask: Callable[..., Done],
 def test_a_setting_that_is_none_is_told_with_the_nearest_one(
     setting: str, words: str, medusa: Medusa, tmp_path: Path
 ) -> None:
-    told(medusa("train-heads", setting, "-o", tmp_path / "run"), 1, words)
+    assert_told(medusa("train-heads", setting, "-o", tmp_path / "run"), 1, words)
     assert not (tmp_path / "run").exists()
 
 
@@ -236,7 +240,7 @@ def test_a_setting_that_is_none_is_told_with_the_nearest_one(
 def test_a_recipe_that_is_none_is_told_by_name(content: str, medusa: Medusa, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(content)
-    told(medusa("train-heads", "-c", recipe, "-o", tmp_path / "run"), 1, "recipe.yaml")
+    assert_told(medusa("train-heads", "-c", recipe, "-o", tmp_path / "run"), 1, "recipe.yaml")
 
 
 # --- data and folders of a training run ---
@@ -259,18 +263,20 @@ def test_data_that_can_not_be_used_is_told(
     if content is not None:
         (tmp_path / name).write_text(content)
     done = medusa(*train_args(tiny, tmp_path / "run", "--dataset", tmp_path / name, "-q"))
-    told(done, 1, words)
+    assert_told(done, 1, words)
 
 
 def test_a_hub_data_set_without_a_network_is_told(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
     done = medusa(*train_args(tiny, tmp_path / "run", "--dataset", "someone/some-data", "-q"))
-    told(done, 1, "can't load data set 'someone/some-data'")
+    assert_told(done, 1, "can't load data set 'someone/some-data'")
 
 
 def test_prompts_that_are_all_too_long_are_told(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl"
     file.write_text(json.dumps({"prompt": "long " * 100}) + "\n")
-    told(medusa(*train_args(tiny, tmp_path / "run", "--dataset", file, "-q")), 1, "none of 1 prompts can be answered")
+    assert_told(
+        medusa(*train_args(tiny, tmp_path / "run", "--dataset", file, "-q")), 1, "none of 1 prompts can be answered"
+    )
 
 
 def test_an_output_folder_that_can_not_be_written_is_told_before_the_model_is_loaded(
@@ -278,7 +284,7 @@ def test_an_output_folder_that_can_not_be_written_is_told_before_the_model_is_lo
 ) -> None:
     (tmp_path / "file").write_text("")
     done = medusa("train-heads", "-m", "/no/such/model", "-o", tmp_path / "file" / "run")
-    told(done, 1, f"can't write to {tmp_path / 'file' / 'run'}", "another --output-dir")
+    assert_told(done, 1, f"can't write to {tmp_path / 'file' / 'run'}", "another --output-dir")
 
 
 def test_a_run_folder_of_another_model_is_refused(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
@@ -287,7 +293,7 @@ def test_a_run_folder_of_another_model_is_refused(medusa: Medusa, tiny: Path, tm
     other = make_model(tmp_path / "other", seed=5)
     for file in (run / "checkpoints").iterdir():
         file.unlink()
-    told(medusa(*train_args(other, run, "-q")), 1, "was started with a model of the fingerprint")
+    assert_told(medusa(*train_args(other, run, "-q")), 1, "was started with a model of the fingerprint")
 
 
 def test_a_spoilt_run_folder_is_told_by_the_file_at_fault(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
@@ -296,6 +302,6 @@ def test_a_spoilt_run_folder_is_told_by_the_file_at_fault(medusa: Medusa, tiny: 
     again = train_args(tiny, run, "--max-steps", 1, "-q", "--resume-from-checkpoint")
     prompts = run / "written/prompts.jsonl"
     prompts.write_text("nothing\n" + prompts.read_text())
-    told(medusa(*again), 1, f"{prompts} is damaged")
+    assert_told(medusa(*again), 1, f"{prompts} is damaged")
     (run / "run.json").write_text("{")
-    told(medusa(*again), 1, "run.json can't be read")
+    assert_told(medusa(*again), 1, "run.json can't be read")

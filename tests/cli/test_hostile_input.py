@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.cli.harness import ROOT, Done, Medusa, run_here, train_args
-from tests.cli.test_bad_input import told
+from tests.cli.test_bad_input import assert_told
 
 DEEP = "[" * 100_000
 
@@ -42,7 +42,7 @@ def changed(file: Path, **values: Any) -> None:
 @pytest.mark.parametrize("flag", ["--model", "--heads"])
 def test_a_name_that_is_none_is_told_as_such(flag: str, name: str, medusa: Medusa) -> None:
     done = medusa("generate", "Hi", "-m", "no-model", flag, name)
-    told(done, 1, "heads" if flag == "--heads" else "model")
+    assert_told(done, 1, "heads" if flag == "--heads" else "model")
     assert "MEDUSA_TRACEBACK" not in done.err
     assert len(done.err) < 1200
 
@@ -50,7 +50,7 @@ def test_a_name_that_is_none_is_told_as_such(flag: str, name: str, medusa: Medus
 @pytest.mark.parametrize("flag", ["--dataset", "--output-dir"])
 def test_a_home_folder_of_nobody_is_no_bug(flag: str, medusa: Medusa, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    told(medusa("train-heads", "-m", "/no/such/model", "-o", tmp_path / "run", flag, "~nobody-here/x.jsonl"), 1)
+    assert_told(medusa("train-heads", "-m", "/no/such/model", "-o", tmp_path / "run", flag, "~nobody-here/x.jsonl"), 1)
 
 
 # --- the model's files ---
@@ -59,14 +59,14 @@ def test_a_home_folder_of_nobody_is_no_bug(flag: str, medusa: Medusa, tmp_path: 
 def test_a_config_whose_window_is_no_number_is_refused(ask: Callable[..., Done], tiny: Path, tmp_path: Path) -> None:
     folder = copied(tiny, tmp_path / "model")
     changed(folder / "config.json", model_type="mistral", sliding_window="wide")
-    told(ask("Hi", "-m", folder), 1)
+    assert_told(ask("Hi", "-m", folder), 1)
 
 
 @pytest.mark.parametrize("ids", ["x", [1.5], -3])
 def test_a_stop_that_is_no_token_is_refused(ids: Any, ask: Callable[..., Done], tiny: Path, tmp_path: Path) -> None:
     folder = copied(tiny, tmp_path / "model")
     changed(folder / "generation_config.json", eos_token_id=ids)
-    told(ask("Hi", "-m", folder), 1, "eos_token_id")
+    assert_told(ask("Hi", "-m", folder), 1, "eos_token_id")
 
 
 # --- the files of heads ---
@@ -75,7 +75,7 @@ def test_a_stop_that_is_no_token_is_refused(ids: Any, ask: Callable[..., Done], 
 def test_a_description_nested_without_end_is_damaged(ask: Callable[..., Done], heads: Path, tmp_path: Path) -> None:
     folder = copied(heads, tmp_path / "heads")
     (folder / "heads.json").write_text(DEEP)
-    told(ask("Hi", "--heads", folder), 1, "heads.json is damaged")
+    assert_told(ask("Hi", "--heads", folder), 1, "heads.json is damaged")
 
 
 @pytest.mark.parametrize("size", [10**5, 10**9, 10**30])
@@ -85,7 +85,7 @@ def test_a_description_of_giant_heads_allocates_nothing(
     folder = copied(heads, tmp_path / "heads")
     config = json.loads((folder / "heads.json").read_text())["config"]
     changed(folder / "heads.json", config=config | {"hidden_size": size})
-    told(ask("Hi", "--heads", folder), 1, "heads.json")
+    assert_told(ask("Hi", "--heads", folder), 1, "heads.json")
 
 
 def test_weights_that_are_whole_numbers_are_refused(ask: Callable[..., Done], heads: Path, tmp_path: Path) -> None:
@@ -97,27 +97,29 @@ def test_weights_that_are_whole_numbers_are_refused(ask: Callable[..., Done], he
     save_file({**tensors, "weight": tensors["weight"].to(torch.int8)}, file)
     sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
     changed(folder / "heads.json", bytes=file.stat().st_size, sha256=sha256)
-    told(ask("Hi", "--heads", folder), 1, "whole numbers")
+    assert_told(ask("Hi", "--heads", folder), 1, "whole numbers")
 
 
 def test_a_step_cost_of_more_nodes_than_any_number_is_told(medusa: Medusa, heads: Path, tmp_path: Path) -> None:
     folder = copied(heads, tmp_path / "heads")
     changed(folder / "accuracy.json", step_cost={"1": 1.0, "9" * 400: 1.0})
-    told(medusa("inspect-tree", "--heads", folder), 1, "step_cost")
+    assert_told(medusa("inspect-tree", "--heads", folder), 1, "step_cost")
 
 
 def test_a_tree_file_that_never_ends_is_too_big(medusa: Medusa) -> None:
-    told(medusa("inspect-tree", "--tree", "/dev/zero"), 1, "too big for a tree")
+    assert_told(medusa("inspect-tree", "--tree", "/dev/zero"), 1, "too big for a tree")
 
 
 # --- prompts ---
 
 
 def test_half_a_character_is_no_prompt(ask: Callable[..., Done], tiny: Path, heads: Path, tmp_path: Path) -> None:
-    told(ask("caf\udce9"), 1, "not UTF-8")
-    told(ask("Hi", "--system-prompt", "caf\udce9"), 1, "not UTF-8")
+    assert_told(ask("caf\udce9"), 1, "not UTF-8")
+    assert_told(ask("Hi", "--system-prompt", "caf\udce9"), 1, "not UTF-8")
     (tmp_path / "half.jsonl").write_text('{"prompt": "\\ud800"}\n')
-    told(run_here("bench", "-m", tiny, "--heads", heads, "--prompts", tmp_path / "half.jsonl", "-q"), 1, "surrogate")
+    assert_told(
+        run_here("bench", "-m", tiny, "--heads", heads, "--prompts", tmp_path / "half.jsonl", "-q"), 1, "surrogate"
+    )
 
 
 @pytest.mark.parametrize("line", [DEEP, '{"prompt": "Hi", "id": ' + "9" * 6000 + "}"])
@@ -125,7 +127,9 @@ def test_bench_prompts_that_only_break_the_reader_are_no_bug(
     line: str, tiny: Path, heads: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "odd.jsonl").write_text(line)
-    told(run_here("bench", "-m", tiny, "--heads", heads, "--prompts", tmp_path / "odd.jsonl", "-q"), 1, "not JSON")
+    assert_told(
+        run_here("bench", "-m", tiny, "--heads", heads, "--prompts", tmp_path / "odd.jsonl", "-q"), 1, "not JSON"
+    )
 
 
 def test_bench_prompts_may_hold_line_separators_and_a_byte_order_mark(tiny: Path, heads: Path, tmp_path: Path) -> None:
@@ -157,7 +161,7 @@ def test_closed_streams_are_no_bug() -> None:
 
 def test_a_prompt_from_a_closed_stdin_is_empty(tiny: Path) -> None:
     done = shell(f"MEDUSA generate - -q -m {tiny} <&-")
-    told(Done(done.returncode, done.stdout, done.stderr), 1, "the prompt is empty")
+    assert_told(Done(done.returncode, done.stdout, done.stderr), 1, "the prompt is empty")
 
 
 def test_an_output_that_knows_no_such_character_shows_another() -> None:
@@ -174,20 +178,20 @@ def test_a_token_the_model_lacks_is_told(ask: Callable[..., Done], tiny: Path, t
     added = json.loads(file.read_text())["added_tokens"]
     more = [{"id": first + number, "content": f"<x{number}>", **flags} for number in range(40)]
     changed(file, added_tokens=added + more)
-    told(ask("<x39>", "-m", folder), 1, "the model has 304")
+    assert_told(ask("<x39>", "-m", folder), 1, "the model has 304")
 
 
 def test_a_chat_without_a_template_is_refused(ask: Callable[..., Done], tiny: Path, tmp_path: Path) -> None:
     folder = copied(tiny, tmp_path / "model")
     (folder / "chat_template.jinja").unlink()
-    told(ask("Hi", "-m", folder, "--chat"), 1, "has no chat template")
+    assert_told(ask("Hi", "-m", folder, "--chat"), 1, "has no chat template")
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, "seed: 2020-13-45"])
 def test_a_recipe_that_breaks_the_reader_is_no_bug(text: str, medusa: Medusa, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(text)
-    told(medusa("train-heads", "-c", tmp_path / "recipe.yaml"), 1, "recipe.yaml")
-    told(medusa("train-heads", f"data.rows={text.removeprefix('seed: ')}", "-m", "/no/model"), 1)
+    assert_told(medusa("train-heads", "-c", tmp_path / "recipe.yaml"), 1, "recipe.yaml")
+    assert_told(medusa("train-heads", f"data.rows={text.removeprefix('seed: ')}", "-m", "/no/model"), 1)
 
 
 # --- numbers ---
@@ -202,7 +206,7 @@ def test_a_recipe_that_breaks_the_reader_is_no_bug(text: str, medusa: Medusa, tm
     ],
 )
 def test_a_number_that_no_arithmetic_takes_is_refused(code: int, flags: Any, ask: Callable[..., Done]) -> None:
-    told(ask("Hi", *flags), code, flags[0].strip("-"))
+    assert_told(ask("Hi", *flags), code, flags[0].strip("-"))
 
 
 @pytest.mark.parametrize("flags", [("--top-p", "1e-300"), ("--temperature", "1e-5"), ("--temperature", "1e300")])
@@ -214,18 +218,18 @@ def test_an_extreme_share_or_temperature_still_samples(flags: Any, ask: Callable
 @pytest.mark.parametrize("flag", ["--epochs", "--learning-rate", "--warmup-ratio"])
 @pytest.mark.parametrize("value", ["inf", "nan"])
 def test_training_settings_are_finite(flag: str, value: str, medusa: Medusa, tmp_path: Path) -> None:
-    told(medusa("train-heads", "-m", "/no/such/model", "-o", tmp_path / "run", flag, value), 1, "finite")
+    assert_told(medusa("train-heads", "-m", "/no/such/model", "-o", tmp_path / "run", flag, value), 1, "finite")
 
 
 def test_heads_that_learnt_too_fast_to_be_stored_replace_nothing(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
     args = train_args(tiny, tmp_path, "--learning-rate", 1e9, "--max-steps", 1, "-q")
-    told(medusa(*args), 1, "float16", "--learning-rate")
+    assert_told(medusa(*args), 1, "float16", "--learning-rate")
     assert not (tmp_path / "heads.safetensors").exists()
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1"])
 def test_a_gate_that_nothing_could_pass_or_fail_is_refused(value: str, medusa: Medusa) -> None:
-    told(medusa("bench", "-m", "/no/such/model", "--min-speedup", value), 2, "--min-speedup")
+    assert_told(medusa("bench", "-m", "/no/such/model", "--min-speedup", value), 2, "--min-speedup")
 
 
 # --- where results go ---
@@ -255,4 +259,4 @@ def test_a_picture_that_can_not_be_written_is_told_before_the_model_is_loaded(
     (tmp_path / "locked").mkdir()
     # root may write anywhere: what the system answers is given here
     monkeypatch.setattr(os, "access", lambda place, mode: "locked" not in str(place))
-    told(medusa("bench", "-m", "/no/such/model", "--plot", tmp_path / name), 1, "can't write")
+    assert_told(medusa("bench", "-m", "/no/such/model", "--plot", tmp_path / name), 1, "can't write")

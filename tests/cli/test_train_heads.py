@@ -57,8 +57,8 @@ def test_the_folder_holds_all_that_heads_need(trained: Trained) -> None:
 def test_stdout_is_one_document_and_stderr_tells_the_stages(trained: Trained) -> None:
     document = trained.done.document
     assert list(document) == [
-        "model", "output_dir", "num_heads", "accuracy", "positions", "coverage", "tree_size", "expected_tokens",
-        "predicted_speedup", "data", "seed",
+        "model", "output_dir", "num_heads", "accuracy", "positions", "coverage", "tree_size", "dynamic_tree",
+        "expected_tokens", "predicted_speedup", "data", "seed",
     ]  # fmt: skip
     assert document["data"]["samples"] == 12
     assert document["tree_size"] == 6

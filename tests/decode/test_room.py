@@ -47,8 +47,10 @@ def test_what_can_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.Monkey
 
 
 def test_what_nobody_can_tell_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda device: None)
+    asked = []
+    monkeypatch.setattr(room, "free_bytes", asked.append)
     check_room(TARGET, [prompt_of(5)], Limits(10**9), 10**6, 8)
+    assert asked == [TARGET.device]
 
 
 def test_free_memory_is_a_number_of_this_machine() -> None:

@@ -162,7 +162,8 @@ def test_heads_with_a_right_checksum_are_read_or_refused(edits: Any, config: dic
     document = json.loads(description)
     document |= {"bytes": len(changed), "sha256": hashlib.sha256(changed).hexdigest()}
     document["config"] |= config
-    read_heads_of(changed, json.dumps(document).encode())
+    heads = read_heads_of(changed, json.dumps(document).encode())
+    assert heads is None or heads.config.num_heads == document["config"]["num_heads"]
 
 
 # --- prompts, conversations, recipes ---

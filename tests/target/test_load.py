@@ -36,7 +36,7 @@ def loaded(name: object, **settings: Any) -> Target:
     return load_target(TargetSettings(model=str(name), device="cpu", **settings))
 
 
-def refused(name: object, *what: str, **settings: Any) -> TargetError:
+def assert_refused(name: object, *what: str, **settings: Any) -> TargetError:
     """The error of loading; each of `what` is in its message, and message and hint are one line each."""
     with pytest.raises(TargetError) as caught:
         loaded(name, **settings)
@@ -107,7 +107,7 @@ def test_a_target_is_checked_when_loaded_and_not_when_asked_for_unchecked(
 def test_a_model_whose_check_fails_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "_positions", lambda self, tree, place: place.columns_BN)
     monkeypatch.setenv("MEDUSA_HOME", str(folder / "home"))
-    refused(folder, str(folder), "can't verify a tree", "differ")
+    assert_refused(folder, str(folder), "can't verify a tree", "differ")
 
 
 # --- the hub ---
@@ -115,12 +115,12 @@ def test_a_model_whose_check_fails_is_refused(folder: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["owner/name", "llama-2-7b"])
 def test_a_hub_id_without_a_network_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    error = refused(name, name, "never downloaded", "hub can't be reached")
+    error = assert_refused(name, name, "never downloaded", "hub can't be reached")
     assert "HF_HUB_OFFLINE" in error.hint
 
 
 def test_a_name_that_can_be_no_hub_id_is_told(tmp_path: Path) -> None:
-    refused("two words/model", "there is no folder two words/model, and no such model on the hub")
+    assert_refused("two words/model", "there is no folder two words/model, and no such model on the hub")
 
 
 # --- the folder's files ---
@@ -128,87 +128,87 @@ def test_a_name_that_can_be_no_hub_id_is_told(tmp_path: Path) -> None:
 
 def test_missing_weights_are_refused_by_name_and_not_made_up(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.pop(UP))
-    refused(folder, f"lacks 1 of its weights: {UP}")
+    assert_refused(folder, f"lacks 1 of its weights: {UP}")
 
 
 def test_a_config_with_more_layers_than_weights_is_refused(folder: Path) -> None:
     edit_config(folder, num_hidden_layers=3)
-    refused(folder, "lacks 9 of its weights: model.layers.2.", "…")
+    assert_refused(folder, "lacks 9 of its weights: model.layers.2.", "…")
 
 
 def test_weights_of_other_names_are_refused_with_one_of_them(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.update({f"x.{name}": tensors.pop(name) for name in list(tensors)}))
-    refused(folder, "x.lm_head.weight is there and belongs nowhere")
+    assert_refused(folder, "x.lm_head.weight is there and belongs nowhere")
 
 
 def test_weights_of_another_shape_are_refused_with_both_shapes(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.update({UP: torch.zeros(3, 5)}))
-    refused(folder, UP, "[3, 5]", "[48, 32]")
+    assert_refused(folder, UP, "[3, 5]", "[48, 32]")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 2000])
 def test_truncated_weights_are_refused(folder: Path, kept: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    assert "again" in refused(folder, f"can't load the weights of {folder}").hint
+    assert "again" in assert_refused(folder, f"can't load the weights of {folder}").hint
 
 
 def test_a_missing_shard_is_refused_by_name(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "model-00002-of-00002.safetensors")
     index = {"metadata": {}, "weight_map": {UP: "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    refused(folder, "model-00001-of-00002.safetensors")
+    assert_refused(folder, "model-00001-of-00002.safetensors")
 
 
 def test_pickled_weights_that_are_no_pickle_are_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
-    refused(folder, f"can't load the weights of {folder}")
+    assert_refused(folder, f"can't load the weights of {folder}")
 
 
 def test_a_truncated_gguf_file_is_refused(tmp_path: Path) -> None:
     file = save_gguf(tmp_path / "tiny.gguf")
     file.write_bytes(file.read_bytes()[:-5000])
-    assert "complete" in refused(file, f"can't load the config of {file}").hint
+    assert "complete" in assert_refused(file, f"can't load the config of {file}").hint
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder: Path) -> None:
     for file in folder.glob("tokenizer*"):
         file.unlink()
-    assert "tokenizer.json" in refused(folder, f"can't load the tokenizer of {folder}").hint
+    assert "tokenizer.json" in assert_refused(folder, f"can't load the tokenizer of {folder}").hint
 
 
 @pytest.mark.parametrize("text", ['{"version": "1.0", "tru', '{"version": "1.0", "model": {"type": "Nonesuch"}}'])
 def test_a_damaged_tokenizer_is_refused(folder: Path, text: str) -> None:
     (folder / "tokenizer.json").write_text(text)
-    refused(folder, f"can't load the tokenizer of {folder}")
+    assert_refused(folder, f"can't load the tokenizer of {folder}")
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": "wide"}, {"num_attention_heads": 3, "head_dim": None}])
 def test_a_config_that_contradicts_itself_is_refused(folder: Path, changes: dict[str, Any]) -> None:
     edit_config(folder, **changes)
-    refused(folder, f"of {folder}")
+    assert_refused(folder, f"of {folder}")
 
 
 def test_weights_that_are_not_finite_are_refused(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors[UP].fill_(float("nan")))
-    refused(folder, "its logits are not finite")
+    assert_refused(folder, "its logits are not finite")
 
 
 def test_an_architecture_the_library_does_not_know_is_named(folder: Path) -> None:
     edit_config(folder, model_type="frobnicate")
-    assert "upgrade" in refused(folder, "does not know: frobnicate").hint
+    assert "upgrade" in assert_refused(folder, "does not know: frobnicate").hint
 
 
 def test_code_that_comes_with_a_model_is_not_run(folder: Path) -> None:
     edit_config(folder, model_type="frobnicate", auto_map={"AutoConfig": "theirs.Config"})
     (folder / "theirs.py").write_text("raise SystemExit('this ran')")
-    refused(folder, "needs program code of its own")
+    assert_refused(folder, "needs program code of its own")
 
 
 def test_weights_that_need_a_package_name_it(folder: Path) -> None:
     edit_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
-    refused(folder, "optimum")
+    assert_refused(folder, "optimum")
 
 
 # --- what a tree can't verify ---
@@ -237,13 +237,13 @@ def test_an_unfit_architecture_is_refused_by_name_before_its_weights_are_read(tm
     settings, reason = UNFIT[model_type]
     AutoConfig.for_model(model_type, **settings).save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"never read")
-    refused(tmp_path, f"({model_type})", reason)
+    assert_refused(tmp_path, f"({model_type})", reason)
 
 
 def test_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
     BertForMaskedLM(tiny_config("bert")).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
-    refused(tmp_path, "(bert)", "is an encoder")
+    assert_refused(tmp_path, "(bert)", "is an encoder")
 
 
 def test_a_decoder_of_the_same_family_is_no_encoder(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_flash_attention_is_not_on_offer() -> None:
 
 
 def test_an_attention_the_architecture_lacks_is_refused(tmp_path: Path) -> None:
-    error = refused(
+    error = assert_refused(
         save_tiny(tmp_path, "gpt_oss", num_local_experts=4), "(gpt_oss) has no sdpa attention", attention="sdpa"
     )
     assert error.hint == "use --attention eager"
@@ -274,7 +274,7 @@ def test_a_device_that_is_not_there_is_refused(device: str, part: str, monkeypat
 
 
 def test_packing_what_can_not_be_packed_is_refused(folder: Path) -> None:
-    refused(folder, "the packed runner needs float32 on a CPU", runner="packed", dtype="bfloat16")
+    assert_refused(folder, "the packed runner needs float32 on a CPU", runner="packed", dtype="bfloat16")
 
 
 @pytest.mark.parametrize(("amx", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
