@@ -37,7 +37,7 @@ class TargetSettings(Settings):
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$")
-    runner: Literal["auto", "eager", "packed", "blocks"] = "auto"
+    runner: Literal["auto", "eager", "packed", "blocks", "compiled"] = "auto"
     attention: Literal["auto", "eager", "sdpa", "grouped"] = "auto"
 
 

@@ -4,28 +4,9 @@
 // Letters: B rows, Q query heads, H key heads, N nodes, T columns a node may look at, E width of keys, F of values.
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <vector>
 
-typedef float Floats __attribute__((vector_size(32)));
-typedef int32_t Ints __attribute__((vector_size(32)));
-
-static const long LANES = 8;
-
-static inline Floats load(const float *from) {
-    Floats lanes;
-    memcpy(&lanes, from, sizeof lanes);
-    return lanes;
-}
-
-static inline void store(float *to, Floats lanes) { memcpy(to, &lanes, sizeof lanes); }
-
-static inline Floats spread(float value) { return value - Floats{}; }
-
-static inline float sum(Floats lanes) {
-    return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
-}
+#include "lanes.h"
 
 static inline float dot(const float *one, const float *other, long size) {
     Floats sums = {};

@@ -74,6 +74,12 @@ class TreeLayer(CacheLayerMixin):
         keys, values = self.keys[place.rows], self.values[place.rows]
         return attend(query, key, value, keys, values, place.nodes, self.window, scale)
 
+    def room(self, place: Place) -> tuple[Tensor, Tensor, int | None]:
+        """Keys and values of the placed rows, grown to the columns in use, and the window."""
+        if place.used > self.capacity:
+            self._grow(place.used)
+        return self.keys[place.rows], self.values[place.rows], self.window
+
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
         place = self.place
         assert place is not None
@@ -145,6 +151,10 @@ class TreeCache(Cache):
         for layer in self.layers:
             layer.place = place
         return place
+
+    def stores(self, place: Place) -> list[tuple[Tensor, Tensor, int | None]]:
+        """Keys and values of the placed rows with room for the placed columns, and the window, layer by layer."""
+        return [layer.room(place) for layer in self.layers]
 
     def commit(self, rows: slice, counts: Sequence[int]) -> None:
         """Keep the first counts[b] nodes of each placed row: what prefill does, where the tree is a chain."""

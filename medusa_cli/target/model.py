@@ -16,6 +16,7 @@ from medusa_cli.contracts import Draft, Seen
 from medusa_cli.kernels.attend import MOST_NODES, can_attend
 from medusa_cli.target import attention
 from medusa_cli.target.cache import Place, TreeCache
+from medusa_cli.target.compiled import MOST_TOKENS, CompiledForward
 from medusa_cli.target.masks import MaskKinds, positions, tree_masks
 from medusa_cli.trees.tree import TokenTree
 
@@ -52,6 +53,7 @@ class Target:
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._takes_mapping = takes_mapping(model)
+        self.compiled: CompiledForward | None = None
         self._wanted_BN: Tensor | None = None
         self._hidden: Tensor | None = None
         model.get_output_embeddings().register_forward_pre_hook(self._before_output)
@@ -83,13 +85,9 @@ class Target:
 
     @cached_property
     def output_weight(self) -> Tensor:
-        """The output matrix [V, H], from the embeddings where these are tied to it: a packed one would be a copy."""
+        """The output matrix [V, H]."""
         output = self.model.get_output_embeddings()
-        if isinstance(output, nn.Linear):
-            return output.weight.detach()
-        if output.tied_to is not None:
-            return output.tied_to.detach()
-        return output.packed.to_dense()
+        return output.weight.detach() if isinstance(output, nn.Linear) else output.dense()
 
     @cached_property
     def output_bias(self) -> Tensor | None:
@@ -118,6 +116,11 @@ class Target:
         return getattr(self.config, "max_position_embeddings", None)
 
     @property
+    def mask_mapping(self) -> list[str] | None:
+        """The kinds of layers when this architecture picks its masks out of a mapping, else None."""
+        return list(self.kinds) if len(self.kinds) > 1 or self._takes_mapping else None
+
+    @property
     def num_layers(self) -> int:
         """Layers that write keys and values."""
         return self.config.num_hidden_layers
@@ -141,7 +144,7 @@ class Target:
         return [self.kinds[kind] for kind in self.config.layer_types]
 
     @cached_property
-    def _attends_natively(self) -> bool:
+    def attends_natively(self) -> bool:
         """Whether attention to a few nodes runs in the compiled kernel: beside packed layers, where it can be had.
 
         Tried with one node: some models rework what the cache gives back, and attention never meets the layer again.
@@ -191,8 +194,11 @@ class Target:
     ) -> Seen:
         """One forward over the nodes of a tree; hidden states and logits at the `wanted` nodes, or at all."""
         tree = tree.to(self.device)
-        native = self._attends_natively and tree.num_nodes <= MOST_NODES
+        native = self.attends_natively and tree.num_nodes <= MOST_NODES
         place = cache.place(rows, tree.num_nodes, self.device, tree if native else None)
+        if self.compiled is not None and native and wanted_BW is None and tokens_BN.numel() <= MOST_TOKENS:
+            assert place.nodes is not None
+            return self.compiled(tokens_BN, self._positions(tree, place), place.nodes, cache.stores(place))
         self._wanted_BN = wanted_BW
         try:
             out = self._call(tokens_BN, tree, place, cache)
@@ -216,7 +222,7 @@ class Target:
     def _masks(self, tree: TokenTree, place: Place) -> Tensor | dict[str, Tensor]:
         """Models with several kinds of layers take a mapping, the others one tensor."""
         masks = tree_masks(tree, place, self.kinds, self.dtype)
-        return masks if len(masks) > 1 or self._takes_mapping else next(iter(masks.values()))
+        return next(iter(masks.values())) if self.mask_mapping is None else masks
 
     def _positions(self, tree: TokenTree, place: Place) -> Tensor:
         """Nodes past the model's last position get the last one: they can never be kept (see Rows.limit)."""
