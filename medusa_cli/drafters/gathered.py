@@ -4,7 +4,9 @@
 Shape letters: B rows, K heads, R ranks.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import exp
 from typing import Protocol
@@ -12,9 +14,12 @@ from typing import Protocol
 import torch
 
 from medusa_cli.contracts import Context, Draft, DraftHeads
+from medusa_cli.drafters.pace import Pace
 from medusa_cli.drafters.trie import ROOT, Picked, Trie, draft_of
 
-SLOWLY = 0.01
+PLAIN_EVERY = 64  # steps
+SLOWLY = 0.02  # weight of the latest step in how far chances are trusted
+FORGIVEN = 0.02  # of that, in a step without guesses
 
 
 class Source(Protocol):
@@ -28,88 +33,103 @@ class Source(Protocol):
 
 
 class Budget:
-    """How many nodes pay: at most `size`, and no more than their chances are worth on this machine.
+    """How many nodes pay: at most `size`, and no more than their chances are worth at this machine's pace.
 
-    A node costs time and saves time when it is kept. With S tokens written in the time of a plain step, n nodes are
-    worth their chances summed, less S times what they add to a step's cost in plain steps. S is what was reached so
-    far. cost_N holds seconds of a step by nodes, the root included; without it, `size` nodes are always taken.
+    n guesses under each root bring 1 token and their chances summed, and take the seconds of a step of that size. At R
+    tokens a second so far, the n is taken that is most tokens ahead of R: what the step brings, less R times what it
+    takes. Chances are trusted as far as they came true lately. Without a pace, `size` nodes are always taken.
     """
 
-    def __init__(self, size: int, cost_N: Mapping[int, float] | None = None) -> None:
+    def __init__(self, size: int, pace: Pace | None = None) -> None:
         self.size = size
-        self._extra = _extra_costs(size, cost_N) if cost_N else None
-        self._tokens = self._steps = 1.0
-
-    def num_nodes(self, chances: Sequence[Sequence[float]]) -> int:
-        """Nodes for a step, the roots left out, given each row's chances from the best down."""
-        most = max(map(len, chances))
-        if self._extra is None or not most:
-            return min(self.size, most)
-        worth = best = 0.0
-        count = 0
-        for nodes in range(1, min(self.size, most) + 1):
-            worth += sum(row[nodes - 1] for row in chances if len(row) >= nodes) / len(chances)
-            if (gain := worth - self._speed * self._extra[nodes]) > best:
-                best, count = gain, nodes
-        return count
-
-    def learn(self, gained: float, num_nodes: int) -> None:
-        """A step of so many guesses has gained so many tokens a row: running means over some hundred steps."""
-        if self._extra is not None:
-            self._tokens += SLOWLY * (gained - self._tokens)
-            self._steps += SLOWLY * (1 + self._extra[num_nodes] - self._steps)
+        self.pace = pace
+        self._kept = self._hoped = 1.0  # guesses a step, and the chances they were given
+        self._promised = 0.0
+        self._steps = 0
 
     @property
-    def _speed(self) -> float:
-        """Tokens written in the time of a plain step."""
-        return self._tokens / self._steps
+    def trust(self) -> float:
+        """What a chance has been worth."""
+        return self._kept / self._hoped
 
+    def num_nodes(self, chances: Sequence[Sequence[float]]) -> int:
+        """Nodes of a row, the root left out, given each row's chances from the best down."""
+        most = min(self.size, max(map(len, chances)))
+        if self.pace is None:
+            return most
+        self._steps += 1
+        # without a plain step now and then nobody would notice that these have become cheap
+        count = 0 if self._steps % PLAIN_EVERY == 0 else self._best(self.pace, chances, most)
+        self._promised = sum(sum(row[:count]) for row in chances) / len(chances)
+        return count
 
-def _extra_costs(size: int, cost_N: Mapping[int, float]) -> list[float]:
-    """What a step of so many guesses costs beyond a plain one, in plain steps; between measured sizes by a line."""
-    known = sorted(cost_N.items())
-    return [max(0.0, _at(known, guesses + 1) / cost_N[known[0][0]] - 1) for guesses in range(size + 1)]
+    def _best(self, pace: Pace, chances: Sequence[Sequence[float]], most: int) -> int:
+        """The number of nodes that brings most."""
+        rate, rows, trust = pace.tokens_a_second, len(chances), self.trust
+        brings, count = 1.0, 0
+        best = brings - rate * pace.seconds(rows)
+        for nodes in range(1, most + 1):
+            brings += trust * sum(row[nodes - 1] for row in chances if len(row) >= nodes) / rows
+            ahead = brings - rate * pace.seconds(rows * (nodes + 1))
+            if ahead > best:
+                best, count = ahead, nodes
+        return count
 
-
-def _at(known: Sequence[tuple[int, float]], nodes: int) -> float:
-    """Seconds for this many nodes."""
-    for (low, below), (high, above) in zip(known, known[1:], strict=False):
-        if nodes <= high:
-            return below + (above - below) * (nodes - low) / (high - low)
-    (low, below), (high, above) = known[-2:] if len(known) > 1 else (known[0], known[0])
-    return above + ((above - below) / (high - low) * (nodes - high) if high > low else 0.0)
+    def saw(self, num_nodes: int, seconds: float, tokens: float) -> None:
+        """The last step verified so many nodes, took so long and brought each row so many tokens."""
+        if self.pace is None:
+            return
+        self.pace.saw(num_nodes, seconds, tokens)
+        if self._promised:
+            self._kept += SLOWLY * (tokens - 1 - self._kept)
+            self._hoped += SLOWLY * (self._promised - self._hoped)
+        else:  # no news: what was lost of trust comes back in time, and is tried again
+            self._kept += SLOWLY * FORGIVEN * (self._hoped - self._kept)
 
 
 class GatheredDrafter:
     """Asks every source, and drafts the likeliest guesses that the budget pays for."""
 
-    def __init__(self, sources: Sequence[Source], budget: Budget) -> None:
+    def __init__(
+        self, sources: Sequence[Source], budget: Budget, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.sources = sources
         self.budget = budget
         self.size = budget.size
-        self._before: tuple[int, int] | None = None  # tokens of all rows, and guesses, at the last step
+        self._clock = clock
+        self._last: _Step | None = None
 
     def start(self, context: Context) -> None:
         """Rows are other ones than before."""
-        self._before = None
+        self._last = None
         for source in self.sources:
             source.start(context)
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """One tree for each row; the root alone where nothing is likely enough. Reads guesses on the host."""
-        so_far = sum(map(len, context.tokens))
-        if self._before is not None:
-            self.budget.learn((so_far - self._before[0]) / len(context.tokens), self._before[1])
+        begun, num_tokens = self._clock(), sum(map(len, context.tokens))
+        if self._last is not None:
+            gained = (num_tokens - self._last.num_tokens) / len(context.tokens)
+            self.budget.saw(self._last.num_nodes, begun - self._last.begun, gained)
         tries = [Trie(tokens[-1]) for tokens in context.tokens]
         for source in self.sources:
             source.plant(context, tries)
         likeliest = [trie.likeliest(self.size) for trie in tries]
         chances = [[trie.chances[node] for node in nodes] for trie, nodes in zip(tries, likeliest, strict=True)]
         count = self.budget.num_nodes(chances)
-        self._before = so_far, count
+        self._last = _Step(begun, num_tokens, len(tries) * (count + 1))
         picked = [Picked(trie, nodes[:count]) for trie, nodes in zip(tries, likeliest, strict=True)]
         return draft_of(picked, context.root_B.device)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """When a step began, tokens of all rows by then, and the nodes it verifies."""
+
+    begun: float
+    num_tokens: int
+    num_nodes: int
 
 
 class HeadGuesses:

@@ -9,6 +9,7 @@ Shape letters: B rows, N tree nodes, T = B * N nodes of all rows, H hidden, V vo
 import copy
 import hashlib
 import inspect
+import logging
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,6 +33,9 @@ SMALL = 8  # numbers of a tensor; the compiler writes tensors up to this size in
 EXAMPLE_TOKENS = (
     4  # of the forward that is exported: any number that is neither 0 nor 1, which would be taken literally
 )
+
+
+logger = logging.getLogger(__name__)
 
 
 class CannotExport(Exception):
@@ -97,6 +101,7 @@ def build(model: nn.Module, mask_kinds: Sequence[str] | None) -> Path:
     folder = folder_of(model)
     if is_built(folder):
         return folder
+    logger.info("compiling the model's forward for this machine, once: a minute or two")
     exported = _export(model, mask_kinds)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f"{folder.name}.") as scratch:
