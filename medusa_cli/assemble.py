@@ -70,7 +70,7 @@ def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
 def lay_out_heads(heads: MedusaHeads, target: Target) -> None:
     """Give the heads' shared output, in place, the layout that the target's runner gave its layers."""
     if target.identity.runner != "eager":
-        heads.pack(blocks=target.identity.runner == "blocks")
+        heads.pack(blocks=target.identity.runner in ("blocks", "compiled"))
 
 
 @dataclass(frozen=True)

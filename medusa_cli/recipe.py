@@ -60,7 +60,7 @@ class TargetSettings(Settings):
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps")
-    runner: Literal["auto", "eager", "packed", "blocks"] = "auto"
+    runner: Literal["auto", "eager", "packed", "blocks", "compiled"] = "auto"
     attention: Literal["auto", "eager", "sdpa", "grouped"] = "auto"
     device_map: Literal["one", "auto"] = Field("one", description="auto spreads the layers over all GPUs there are")
     quantize: Literal["none", "4bit"] = Field("none", description="4bit holds the linear layers in NF4 (bitsandbytes)")

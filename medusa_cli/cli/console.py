@@ -4,6 +4,7 @@ Nothing printed here is read as markup, and rich itself is imported when a bar o
 """
 
 import json
+import logging
 import math
 import os
 import sys
@@ -37,6 +38,17 @@ class Progress:
         self._draw(self.done, note)
 
 
+class _Listener(logging.Handler):
+    """Shows what rooms below the command line report, as lines of log."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self.show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.show(record.getMessage())
+
+
 class Console:
     """The two streams of one command.
 
@@ -59,6 +71,9 @@ class Console:
         self._clock = clock
         self._print_above_bar: Callable[[str], None] | None = None
         self._printed_json = False
+        reports = logging.getLogger("medusa_cli")
+        reports.setLevel(logging.INFO)
+        reports.handlers = [_Listener(self.info)]
 
     def info(self, message: str) -> None:
         """A line of log on stderr."""

@@ -175,8 +175,12 @@ def _packed_numbers(target: "Target") -> int:
 
 def _weights_bytes(target: "Target") -> int:
     """Memory the weights take as they are held, in bytes."""
-    plain = sum(tensor.numel() * tensor.element_size() for tensor in _distinct(target.model.parameters()))
-    packed = sum(layer.in_features * layer.out_features for layer in _packed_layers(target))
+    from medusa_cli.kernels.blocks import BlockLinear
+
+    layers = _packed_layers(target)
+    stored = [layer.blocks.stored for layer in layers if isinstance(layer, BlockLinear)]
+    plain = sum(tensor.numel() * tensor.element_size() for tensor in _distinct([*target.model.parameters(), *stored]))
+    packed = sum(layer.in_features * layer.out_features for layer in layers if layer.packed is not None)
     return plain + packed * target.dtype.itemsize
 
 

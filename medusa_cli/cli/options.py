@@ -15,7 +15,7 @@ from medusa_cli.recipe import Recipe, Settings, TargetSettings
 from medusa_cli.shelf import find_recipe
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-RunnerName = Literal["auto", "eager", "packed", "blocks"]
+RunnerName = Literal["auto", "eager", "packed", "blocks", "compiled"]
 AttentionName = Literal["auto", "eager", "sdpa", "grouped"]
 
 

@@ -1,80 +1,177 @@
-// Products with weights that lie on a grid of 4 or 8 bits. Each block of 32 weights of an output has a step and an
-// offset; a weight is step * quant + offset, and that float is what is multiplied: nothing is rounded that the plain
+// Products with weights that lie on a grid: 4 or 8 bits in blocks, bfloat16, or float32 as it is. In a block of 32 weights
+// of an output a weight is step * quant + offset, and that float is what is multiplied: nothing is rounded that the plain
 // layer doesn't round too. The sums of an input row don't depend on how many rows there are.
 //
-// Letters: M input rows, K inputs, N outputs.
+// Weights of GROUP outputs stand beside each other, so that one stream of memory feeds several sums at once: a single
+// sum would wait for each of its additions.
+//
+// Letters: M input rows, K inputs, N outputs, O outputs at once, S numbers between the rows of y.
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
 
-typedef float Floats __attribute__((vector_size(32)));
-typedef int32_t Ints __attribute__((vector_size(32)));
+#include "lanes.h"
 
-static const int LANES = 8;
 static const int BLOCK = 32;
+static const int RUN = 64;       // inputs whose weights stand together
+static const int GROUP = 4;      // outputs whose weights stand together
 static const int MOST_ROWS = 7;  // of a tile: with their weights they fill the registers of AVX2
 
-static inline Floats load(const float *from) {
-    Floats lanes;
-    memcpy(&lanes, from, sizeof lanes);
-    return lanes;
-}
-
-static inline Ints load(const uint8_t *from) {
-    Ints lanes;
-    memcpy(&lanes, from, sizeof lanes);
-    return lanes;
-}
-
-static inline Floats spread(float value) { return value - Floats{}; }
-
-static inline float sum(Floats lanes) {
-    return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
-}
-
-// 64 quants in 32 bytes: lane i holds those of the inputs i, i + 8, i + 16, ... from its lowest bits on.
+// A run of a group: 32 bytes for each output, lane i holding the quants of the inputs i, i + 8, ... from its lowest bits
+// on; then step and offset of each output's two blocks.
 struct FourBits {
-    static long quant_bytes(long K) { return K / 2; }
-    static long grid_floats(long K) { return K / BLOCK * 2; }  // step and offset of each block
+    static const long QUANTS = GROUP * RUN / 2, BYTES = QUANTS + GROUP * 4 * sizeof(float);
+    static long group_bytes(long K) { return K / RUN * BYTES; }
 
-    template <int M>
-    static inline void accumulate(const float *x, long K, const uint8_t *quants, const float *grid, Floats *sums) {
-        for (long k = 0; k < K; k += 2 * BLOCK, quants += sizeof(Ints)) {
-            const Ints packed = load(quants);
-#pragma GCC unroll 2
-            for (int block = 0; block < 2; block++, grid += 2) {
-                const Floats step = spread(grid[0]), offset = spread(grid[1]);
+    template <int M, int O>
+    static inline void accumulate(const float *x, long K, const uint8_t *group, int first, Floats *sums) {
+        for (long k = 0; k < K; k += RUN, group += BYTES) {
+            const float *grid = (const float *)(group + QUANTS) + first * 4;
 #pragma GCC unroll 4
-                for (int part = 4 * block; part < 4 * block + 4; part++) {
-                    const Floats weights = __builtin_convertvector((packed >> (4 * part)) & 15, Floats) * step + offset;
+            for (int o = 0; o < O; o++) {
+                Ints packed;
+                memcpy(&packed, group + (first + o) * sizeof packed, sizeof packed);
+#pragma GCC unroll 2
+                for (int block = 0; block < 2; block++) {
+                    const Floats step = spread(grid[o * 4 + block * 2]), offset = spread(grid[o * 4 + block * 2 + 1]);
+#pragma GCC unroll 4
+                    for (int part = 4 * block; part < 4 * block + 4; part++) {
+                        const Floats quants = __builtin_convertvector((packed >> (4 * part)) & 15, Floats);
+                        const Floats weights = multiply_add(quants, step, offset);
 #pragma GCC unroll 8
-                    for (int m = 0; m < M; m++) sums[m] += weights * load(x + m * K + k + LANES * part);
+                        for (int m = 0; m < M; m++)
+                            sums[o * M + m] = multiply_add(weights, load(x + m * K + k + LANES * part), sums[o * M + m]);
+                    }
                 }
             }
         }
     }
 };
 
-// 32 signed quants in 32 bytes, lane i as above; the offset is 0.
+// A run of a group: 64 bytes of signed quants for each output, then the steps of each output's two blocks.
 struct EightBits {
-    static long quant_bytes(long K) { return K; }
-    static long grid_floats(long K) { return K / BLOCK; }
+    static const long QUANTS = GROUP * RUN, BYTES = QUANTS + GROUP * 2 * sizeof(float);
+    static long group_bytes(long K) { return K / RUN * BYTES; }
 
-    template <int M>
-    static inline void accumulate(const float *x, long K, const uint8_t *quants, const float *grid, Floats *sums) {
-        for (long k = 0; k < K; k += BLOCK, quants += sizeof(Ints), grid++) {
-            const Ints packed = load(quants);
-            const Floats step = spread(grid[0]);
+    template <int M, int O>
+    static inline void accumulate(const float *x, long K, const uint8_t *group, int first, Floats *sums) {
+        for (long k = 0; k < K; k += RUN, group += BYTES) {
+            const float *grid = (const float *)(group + QUANTS) + first * 2;
 #pragma GCC unroll 4
-            for (int part = 0; part < 4; part++) {
-                const Floats weights = __builtin_convertvector((packed << (24 - 8 * part)) >> 24, Floats) * step;
+            for (int o = 0; o < O; o++)
+#pragma GCC unroll 2
+                for (int block = 0; block < 2; block++) {
+                    Ints packed;
+                    memcpy(&packed, group + (first + o) * RUN + block * BLOCK, sizeof packed);
+                    const Floats step = spread(grid[o * 2 + block]);
+#pragma GCC unroll 4
+                    for (int part = 0; part < 4; part++) {
+                        const Floats weights = __builtin_convertvector((packed << (24 - 8 * part)) >> 24, Floats) * step;
+                        const float *inputs = x + k + block * BLOCK + LANES * part;
 #pragma GCC unroll 8
-                for (int m = 0; m < M; m++) sums[m] += weights * load(x + m * K + k + LANES * part);
-            }
+                        for (int m = 0; m < M; m++)
+                            sums[o * M + m] = multiply_add(weights, load(inputs + m * K), sums[o * M + m]);
+                    }
+                }
         }
     }
 };
+
+static inline Floats widen(const float *from) { return load(from); }
+
+static inline Floats widen(const uint16_t *from) {  // bfloat16: the upper half of a float32
+    typedef uint16_t Halves __attribute__((vector_size(16)));
+    Halves halves;
+    memcpy(&halves, from, sizeof halves);
+    const Ints bits = __builtin_convertvector(halves, Ints) << 16;
+    Floats lanes;
+    memcpy(&lanes, &bits, sizeof lanes);
+    return lanes;
+}
+
+// Rows of numbers as they are: float32, or bfloat16.
+template <class Number>
+struct Plain {
+    static long group_bytes(long K) { return GROUP * K * sizeof(Number); }
+
+    template <int M, int O>
+    static inline void accumulate(const float *x, long K, const uint8_t *group, int first, Floats *sums) {
+        const Number *rows = (const Number *)group + first * K;
+        for (long k = 0; k < K; k += LANES)
+#pragma GCC unroll 4
+            for (int o = 0; o < O; o++) {
+                const Floats weights = widen(rows + o * K + k);
+#pragma GCC unroll 8
+                for (int m = 0; m < M; m++)
+                    sums[o * M + m] = multiply_add(weights, load(x + m * K + k), sums[o * M + m]);
+            }
+    }
+};
+
+template <class Grid, int M, int O>
+static inline void tile(const float *x, long K, const uint8_t *group, int first, float *y, long S) {
+    Floats sums[M * O] = {};
+    Grid::template accumulate<M, O>(x, K, group, first, sums);
+    for (int o = 0; o < O; o++)
+        for (int m = 0; m < M; m++) y[m * S + o] = sum(sums[o * M + m]);
+}
+
+// `count` outputs of a group, as many at once as there are registers for.
+template <class Grid, int M>
+static void tiles(const float *x, long K, const uint8_t *group, int count, float *y, long S) {
+    const int O = M <= 3 ? GROUP : M <= 5 ? 2 : 1;
+    int n = 0;
+    for (; n + O <= count; n += O) tile<Grid, M, O>(x, K, group, n, y + n, S);
+    for (; n < count; n++) tile<Grid, M, 1>(x, K, group, n, y + n, S);
+}
+
+template <class Grid>
+static void any_tiles(long M, const float *x, long K, const uint8_t *group, int count, float *y, long S) {
+    switch (M) {
+        case 1: return tiles<Grid, 1>(x, K, group, count, y, S);
+        case 2: return tiles<Grid, 2>(x, K, group, count, y, S);
+        case 3: return tiles<Grid, 3>(x, K, group, count, y, S);
+        case 4: return tiles<Grid, 4>(x, K, group, count, y, S);
+        case 5: return tiles<Grid, 5>(x, K, group, count, y, S);
+        case 6: return tiles<Grid, 6>(x, K, group, count, y, S);
+        default: return tiles<Grid, MOST_ROWS>(x, K, group, count, y, S);
+    }
+}
+
+// The share of the calling thread; threads don't wait for each other at the end.
+template <class Grid>
+static void products(const float *x, long M, long K, const uint8_t *weights, float *y, long S, long N) {
+    const long row_tiles = (M + MOST_ROWS - 1) / MOST_ROWS, groups = (N + GROUP - 1) / GROUP;
+#pragma omp for schedule(static) nowait
+    for (long g = 0; g < groups; g++) {
+        const long n = g * GROUP, count = N - n < GROUP ? N - n : GROUP;
+        for (long t = 0; t < row_tiles; t++) {
+            const long first = M * t / row_tiles, end = M * (t + 1) / row_tiles;
+            any_tiles<Grid>(end - first, x + first * K, K, weights + g * Grid::group_bytes(K), (int)count,
+                            y + first * S + n, S);
+        }
+    }
+}
+
+static void share(int bits, const float *x, long M, long K, const void *weights, float *y, long S, long N) {
+    const uint8_t *stored = (const uint8_t *)weights;
+    switch (bits) {
+        case 4: return products<FourBits>(x, M, K, stored, y, S, N);
+        case 8: return products<EightBits>(x, M, K, stored, y, S, N);
+        case 16: return products<Plain<uint16_t>>(x, M, K, stored, y, S, N);
+        default: return products<Plain<float>>(x, M, K, stored, y, S, N);
+    }
+}
+
+// y [M, N] = x [M, K] times the transposed weights [N, K]: `bits` tells how these are stored.
+extern "C" void multiply(int bits, const float *x, long M, long K, const void *weights, float *y, long N, int threads) {
+#pragma omp parallel num_threads(threads)
+    share(bits, x, M, K, weights, y, N, N);
+}
+
+// Bytes that weights [N, K] take on a grid of 4 or 8 bits.
+extern "C" long stored_bytes(int bits, long N, long K) {
+    return (N + GROUP - 1) / GROUP * (bits == 4 ? FourBits::group_bytes(K) : EightBits::group_bytes(K));
+}
 
 // The nearest float16: steps are stored as such, so a step worked out from rounded weights is only nearly right.
 static inline float nearest_half(float value) {
@@ -97,11 +194,11 @@ static inline bool quantise(const float *weights, float step, float offset, int 
     return same;
 }
 
-// Quant `i` of a row in a lane layout of `bits` bits.
-static inline void put(uint32_t *row, int bits, long i, int quant) {
+// Quant `i` of a run of up to 64 in a lane layout of `bits` bits.
+static inline void put(uint32_t *run, int bits, long i, int quant) {
     const long part = i / LANES, parts = 32 / bits;
     const uint32_t field = (uint32_t)quant & ((1u << bits) - 1);
-    row[part / parts * LANES + i % LANES] |= field << (bits * (part % parts));
+    run[part / parts * LANES + i % LANES] |= field << (bits * (part % parts));
 }
 
 // The grid of a block, by how files make it: from the smallest weight in 15 steps to the largest (Q4_1), or 8 steps
@@ -124,63 +221,22 @@ static bool find_eight(const float *weights, float *grid, int *quants) {
     return quantise(weights, grid[0], 0, -127, 127, quants);
 }
 
-template <class Grid, int M>
-static void tile(const float *x, long K, const uint8_t *quants, const float *grid, float *y, long N) {
-    Floats sums[M] = {};
-    Grid::template accumulate<M>(x, K, quants, grid, sums);
-    for (int m = 0; m < M; m++) y[m * N] = sum(sums[m]);
-}
-
-template <class Grid>
-static void any_tile(long M, const float *x, long K, const uint8_t *quants, const float *grid, float *y, long N) {
-    switch (M) {
-        case 1: return tile<Grid, 1>(x, K, quants, grid, y, N);
-        case 2: return tile<Grid, 2>(x, K, quants, grid, y, N);
-        case 3: return tile<Grid, 3>(x, K, quants, grid, y, N);
-        case 4: return tile<Grid, 4>(x, K, quants, grid, y, N);
-        case 5: return tile<Grid, 5>(x, K, quants, grid, y, N);
-        case 6: return tile<Grid, 6>(x, K, quants, grid, y, N);
-        default: return tile<Grid, MOST_ROWS>(x, K, quants, grid, y, N);
-    }
-}
-
-// y [M, N] = x [M, K] times the transposed weight [N, K]
-template <class Grid>
-static void multiply(const float *x, long M, long K, const uint8_t *quants, const float *grid, float *y, long N,
-                     int threads) {
-    const long tiles = (M + MOST_ROWS - 1) / MOST_ROWS;
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (long n = 0; n < N; n++) {
-        const uint8_t *row_quants = quants + n * Grid::quant_bytes(K);
-        const float *row_grid = grid + n * Grid::grid_floats(K);
-        for (long t = 0; t < tiles; t++) {
-            const long first = M * t / tiles, end = M * (t + 1) / tiles;
-            any_tile<Grid>(end - first, x + first * K, K, row_quants, row_grid, y + first * N + n, N);
-        }
-    }
-}
-
-extern "C" void multiply_4(const float *x, long M, long K, const uint8_t *quants, const float *grid, float *y, long N,
-                           int threads) {
-    multiply<FourBits>(x, M, K, quants, grid, y, N, threads);
-}
-
-extern "C" void multiply_8(const float *x, long M, long K, const uint8_t *quants, const float *grid, float *y, long N,
-                           int threads) {
-    multiply<EightBits>(x, M, K, quants, grid, y, N, threads);
-}
-
-// Fills quants (zeros before) and grid from weights [N, K]; returns 0 at the first block that is on no grid.
-extern "C" int find_blocks(int bits, const float *weights, long N, long K, uint32_t *quants, float *grid, int threads) {
-    const long words = K * bits / 32, numbers = bits == 4 ? 2 : 1;
+// Fills `stored` (zeros before) from weights [N, K] in 4 or 8 bits; returns 0 at the first block that is on no grid.
+extern "C" int find_blocks(int bits, const float *weights, long N, long K, uint8_t *stored, int threads) {
+    const long numbers = bits == 4 ? 2 : 1, run_quants = RUN * bits / 8;
+    const long quants_bytes = bits == 4 ? FourBits::QUANTS : EightBits::QUANTS;
+    const long run_bytes = bits == 4 ? FourBits::BYTES : EightBits::BYTES;
     bool found = true;
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(&& : found)
     for (long n = 0; n < N; n++) {
-        int block[BLOCK];
+        int quants[BLOCK];
         for (long k = 0; k < K && found; k += BLOCK) {
-            float *place = grid + (n * (K / BLOCK) + k / BLOCK) * numbers;
-            found = (bits == 4 ? find_four : find_eight)(weights + n * K + k, place, block);
-            for (int i = 0; i < BLOCK; i++) put(quants + n * words, bits, k + i, block[i]);
+            uint8_t *run = stored + (n / GROUP * (K / RUN) + k / RUN) * run_bytes;
+            const long block = k % RUN / BLOCK;
+            float *grid = (float *)(run + quants_bytes) + (n % GROUP * 2 + block) * numbers;
+            found = (bits == 4 ? find_four : find_eight)(weights + n * K + k, grid, quants);
+            uint32_t *place = (uint32_t *)(run + n % GROUP * run_quants);
+            for (int i = 0; i < BLOCK; i++) put(place, bits, block * BLOCK + i, quants[i]);
         }
     }
     return found;

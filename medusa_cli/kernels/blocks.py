@@ -1,8 +1,8 @@
-"""Linear layers over weights that lie on a grid of 4 or 8 bits, as those of quantised files do.
+"""Linear layers whose weights are read as they are stored: on a grid of 4 or 8 bits, in bfloat16, or in float32.
 
-A decoding step reads every weight once for a few rows: fewer bytes are less time. The blocks are found in the numbers
-themselves, whatever file or architecture they come from, and only taken when they give back every weight to the last
-bit; the products are those of the float weights. Shape letters: O outputs, I inputs, G blocks of an output.
+A decoding step reads every weight once for a few rows: fewer bytes are less time. How a weight is stored is found in
+its numbers, whatever file or architecture they come from, and only taken when it gives back every weight to the last
+bit; the products are those of the float weights. Shape letters: O outputs, I inputs.
 """
 
 import ctypes
@@ -11,27 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from medusa_cli.kernels.native import library
 from medusa_cli.kernels.packed import PackedLinear
 
 BLOCK = 32  # weights that share a step and an offset, in every simple GGUF format
+RUN = 64  # inputs whose weights stand together
+LANES = 8
 FEW_ROWS = 24  # beyond these the packed layer is faster (docs/log.md)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A weight [O, I] as quants on a grid, laid out as blocks.cpp reads them.
+    """A weight [O, I] laid out as blocks.cpp reads it.
 
-    bits       4, or 8
-    quants     int32 [O, I * bits / 32]
-    grid       float32: step and offset [O, G, 2] for 4 bits, step [O, G] for 8
+    bits     4 or 8 (a grid), 16 (bfloat16) or 32 (float32, the weight itself)
+    stored   bytes, or [O, I] in bfloat16 or float32
     """
 
     bits: int
-    quants: Tensor
-    grid: Tensor
+    stored: Tensor
 
 
 @functools.cache
@@ -39,20 +40,24 @@ def functions() -> ctypes.CDLL:
     """The functions of blocks.cpp. Raises CannotCompile where there is no compiler."""
     found = library(Path(__file__).with_name("blocks.cpp"))
     pointer, whole, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    for multiply in (found.multiply_4, found.multiply_8):
-        multiply.argtypes = [pointer, whole, whole, pointer, pointer, pointer, whole, number]
-        multiply.restype = None
-    found.find_blocks.argtypes = [number, pointer, whole, whole, pointer, pointer, number]
+    found.multiply.argtypes = [number, pointer, whole, whole, pointer, pointer, whole, number]
+    found.multiply.restype = None
+    found.stored_bytes.argtypes = [number, whole, whole]
+    found.stored_bytes.restype = whole
+    found.find_blocks.argtypes = [number, pointer, whole, whole, pointer, number]
     return found
 
 
 class BlockLinear(PackedLinear):
-    """A packed layer that reads blocks where it has few rows; no gradient, not even for the inputs, comes from it."""
+    """A layer that reads blocks where it has few rows; no gradient, not even for the inputs, comes from it.
+
+    With many rows it is a packed layer, or a plain one where the blocks are the weight itself.
+    """
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, blocks: Blocks) -> None:
-        super().__init__(weight_OI, bias_O)
+        super().__init__(weight_OI, bias_O, pack=blocks.bits != 32)
         self.blocks = blocks
-        self.multiply = functions().multiply_4 if blocks.bits == 4 else functions().multiply_8
+        self.multiply = functions().multiply
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
@@ -61,28 +66,39 @@ class BlockLinear(PackedLinear):
         assert inputs.shape[-1] == self.in_features, inputs.shape
         num_rows = inputs.numel() // self.in_features
         if num_rows > FEW_ROWS:
-            return super().forward(inputs)
+            return super().forward(inputs) if self.packed is not None else F.linear(inputs, self.dense(), self.bias)
         inputs = inputs.contiguous()
         outputs = inputs.new_empty(*inputs.shape[:-1], self.out_features)
         self.multiply(
+            self.blocks.bits,
             inputs.data_ptr(),
             num_rows,
             self.in_features,
-            self.blocks.quants.data_ptr(),
-            self.blocks.grid.data_ptr(),
+            self.blocks.stored.data_ptr(),
             outputs.data_ptr(),
             self.out_features,
             torch.get_num_threads(),
         )
         return outputs if self.bias is None else outputs.add_(self.bias)
 
+    def dense(self) -> Tensor:
+        """The weight [O, I]."""
+        return self.blocks.stored if self.packed is None else super().dense()
+
 
 def find_blocks(weight_OI: Tensor) -> Blocks | None:
-    """A weight on the CPU as blocks, or None where it isn't on a grid. Raises CannotCompile."""
-    if weight_OI.dtype != torch.float32 or weight_OI.shape[1] % (2 * BLOCK):
+    """A weight on the CPU in 4, 8 or 16 bits, or None where these don't give it back. Raises CannotCompile."""
+    if weight_OI.dtype != torch.float32 or weight_OI.shape[1] % LANES:
         return None
     weight_OI = weight_OI.detach().contiguous()
-    return _find(weight_OI, 4) or _find(weight_OI, 8)
+    return _on_grid(weight_OI, 4) or _on_grid(weight_OI, 8) or _in_bfloat16(weight_OI)
+
+
+def as_it_is(weight_OI: Tensor) -> Blocks | None:
+    """A float32 weight on the CPU, read where it lies; None where its rows don't fill the kernel's lanes."""
+    if weight_OI.dtype != torch.float32 or weight_OI.shape[1] % LANES:
+        return None
+    return Blocks(32, weight_OI.detach().contiguous())
 
 
 def nearest_grid(weight_OI: Tensor) -> Tensor:
@@ -90,7 +106,7 @@ def nearest_grid(weight_OI: Tensor) -> Tensor:
 
     Each block's step is a float16, 127 of which reach its farthest weight (the rule of Q8_0).
     """
-    if weight_OI.shape[1] % (2 * BLOCK):
+    if weight_OI.shape[1] % RUN:
         return weight_OI
     blocks_OGB = weight_OI.detach().unflatten(1, (-1, BLOCK))
     step_OG1 = (blocks_OGB.abs().amax(-1, keepdim=True) / 127).half().to(weight_OI.dtype)
@@ -98,19 +114,19 @@ def nearest_grid(weight_OI: Tensor) -> Tensor:
     return (quants_OGB * step_OG1).flatten(1)
 
 
-def _find(weight_OI: Tensor, bits: int) -> Blocks | None:
+def _on_grid(weight_OI: Tensor, bits: int) -> Blocks | None:
     """As blocks of so many bits, or None."""
     num_outputs, num_inputs = weight_OI.shape
-    num_blocks = num_inputs // BLOCK
-    quants = torch.zeros(num_outputs, num_inputs * bits // 32, dtype=torch.int32)
-    grid = torch.empty((num_outputs, num_blocks, 2) if bits == 4 else (num_outputs, num_blocks))
+    if num_inputs % RUN:
+        return None
+    stored = torch.zeros(functions().stored_bytes(bits, num_outputs, num_inputs), dtype=torch.uint8)
     found = functions().find_blocks(
-        bits,
-        weight_OI.data_ptr(),
-        num_outputs,
-        num_inputs,
-        quants.data_ptr(),
-        grid.data_ptr(),
-        torch.get_num_threads(),
+        bits, weight_OI.data_ptr(), num_outputs, num_inputs, stored.data_ptr(), torch.get_num_threads()
     )
-    return Blocks(bits, quants, grid) if found else None
+    return Blocks(bits, stored) if found else None
+
+
+def _in_bfloat16(weight_OI: Tensor) -> Blocks | None:
+    """As bfloat16 when that is what the weights were made from, as those of most models are."""
+    stored = weight_OI.bfloat16()
+    return Blocks(16, stored) if torch.equal(stored.float(), weight_OI) else None

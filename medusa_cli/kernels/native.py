@@ -22,14 +22,18 @@ class CannotCompile(Exception):
 
 
 @functools.cache
-def library(source: Path) -> ctypes.CDLL:
-    """The functions in `source`, compiled unless an earlier run did. Raises CannotCompile."""
+def library(source: Path, flags: tuple[str, ...] = (), mode: int = ctypes.DEFAULT_MODE) -> ctypes.CDLL:
+    """The functions in `source`, compiled unless an earlier run did. Raises CannotCompile.
+
+    flags   for the compiler, behind our own
+    mode    RTLD_GLOBAL where other libraries call these functions by name
+    """
     compiler = _compiler()
     try:
-        built = cache_home() / "kernels" / f"{source.stem}-{_key(source, compiler)}.so"
+        built = cache_home() / "kernels" / f"{source.stem}-{fingerprint(source, *flags)}.so"
         if not built.is_file():
-            _compile(source, compiler, built)
-        return ctypes.CDLL(str(built))
+            _compile(source, compiler, flags, built)
+        return ctypes.CDLL(str(built), mode=mode)
     except OSError as error:
         raise CannotCompile(f"{source.name}: {error}") from error
 
@@ -43,13 +47,13 @@ def _compiler() -> str:
     raise CannotCompile(f"no C++ compiler: looked for {named or ', '.join(COMPILERS)}")
 
 
-def _compile(source: Path, compiler: str, built: Path) -> None:
+def _compile(source: Path, compiler: str, flags: tuple[str, ...], built: Path) -> None:
     """Write in a folder of its own and move the library out when it is whole: others may be compiling the same."""
     built.parent.mkdir(parents=True, exist_ok=True)
     # a process id would not do as a name: containers that share a home share those too
     with TemporaryDirectory(dir=built.parent, prefix=f"{built.stem}.") as folder:
         partial = Path(folder) / built.name
-        command = [compiler, *FLAGS, str(source), "-o", str(partial)]
+        command = [compiler, *FLAGS, str(source), *flags, "-o", str(partial)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, errors="replace", timeout=PATIENCE_S)
         except subprocess.CalledProcessError as error:
@@ -60,9 +64,15 @@ def _compile(source: Path, compiler: str, built: Path) -> None:
         partial.replace(built)
 
 
-def _key(source: Path, compiler: str) -> str:
-    """What a compiled file depends on; -march=native makes the processor part of it, and homes may be shared."""
-    parts = (source.read_text(encoding="utf-8"), compiler, str(Path(compiler).stat().st_mtime_ns), *FLAGS, _processor())
+def fingerprint(source: Path, *more: str) -> str:
+    """A short hash of all that a compiled file depends on.
+
+    -march=native makes the processor a part of it, and homes may be shared.
+    """
+    files = [source, *sorted(file for file in source.parent.iterdir() if file.suffix in (".cpp", ".h"))]
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    compiler = Path(_compiler())
+    parts = (*texts, str(compiler), str(compiler.stat().st_mtime_ns), *FLAGS, *more, _processor())
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 

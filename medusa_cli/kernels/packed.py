@@ -11,18 +11,30 @@ PACKED_FOR = 64
 
 
 class PackedLinear(nn.Module):
-    """A frozen linear layer over a weight in oneDNN's layout; CPU only, no gradient for the weight."""
+    """A frozen linear layer over a weight in oneDNN's layout; CPU only, no gradient for the weight.
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None) -> None:
+    pack   False for layers that bring their own way to hold the weight
+    """
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, *, pack: bool = True) -> None:
         super().__init__()
         self.out_features, self.in_features = weight_OI.shape
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().contiguous(), PACKED_FOR)
+        self.packed: Tensor | None = None
+        if pack:
+            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight_OI.detach().contiguous(), PACKED_FOR)
         self.bias = None if bias_O is None else bias_O.detach()
         self.tied_to: Tensor | None = None
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
         return torch.ops.mkldnn._linear_pointwise(inputs, self.packed, self.bias, "none", [], "")
+
+    def dense(self) -> Tensor:
+        """The weight [O, I]; the embeddings' own where it is tied to these, since a packed one would be a copy."""
+        if self.tied_to is not None:
+            return self.tied_to.detach()
+        assert self.packed is not None
+        return self.packed.to_dense()
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:

@@ -35,7 +35,13 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of query [B, heads, N, E] over key and value [B, key heads, C, E]; returns [B, N, heads, E]."""
+    """Attention of query [B, heads, N, E] over key and value [B, key heads, C, E]; returns [B, N, heads, E].
+
+    Keys that come with their layer of the cache are the new ones alone: the layer attends to the others as well.
+    """
+    layer = getattr(key, "tree_layer", None)
+    if layer is not None:
+        return layer.attend(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling), None
     num_rows, num_heads, num_tokens, width = query.shape
     key_heads = key.shape[1]
     if attention_mask is None or key_heads == num_heads or attention_mask.shape[1] != 1 or num_tokens > FOLD_UP_TO:

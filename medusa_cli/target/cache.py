@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_cli.contracts import Verdict
+from medusa_cli.kernels.attend import Nodes, attend
+from medusa_cli.trees.tree import TokenTree
 
 BLOCK = 128  # columns a layer grows by: few reallocations, little waste
 
@@ -25,6 +27,7 @@ class Place:
     columns_BN: Tensor
     start: int | None  # the first column when all rows have the same length: a plain slice is much cheaper
     used: int  # columns that attention may read: the longest row with its nodes
+    nodes: Nodes | None = None  # who is above whom, where attention writes keys and values by itself
 
 
 class TreeLayer(CacheLayerMixin):
@@ -32,10 +35,12 @@ class TreeLayer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, num_rows: int, capacity: int) -> None:
+    def __init__(self, num_rows: int, capacity: int, window: int | None = None) -> None:
         super().__init__()
         self.num_rows = num_rows
         self.capacity = capacity
+        self.window = window
+        self.attended = False  # whether attention came back to this layer
         self.place: Place | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -46,13 +51,34 @@ class TreeLayer(CacheLayerMixin):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Write N new columns of the placed rows; the used part of those rows is what attention reads."""
+        """Write N new columns of the placed rows; the used part of those rows is what attention reads.
+
+        Where attention writes by itself it gets the new ones alone, and this layer with the keys.
+        """
         assert self.place is not None, "TreeCache.place() comes before every forward"
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         if self.place.used > self.capacity:
             self._grow(self.place.used)
+        if self.place.nodes is not None:
+            key_states.tree_layer = self  # type: ignore[attr-defined]
+            return key_states, value_states
         return self._write(self.keys, key_states), self._write(self.values, value_states)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Write the new keys and values, and attend to all that each node may look at [B, N, heads, E]."""
+        place = self.place
+        assert place is not None
+        assert place.nodes is not None
+        self.attended = True
+        keys, values = self.keys[place.rows], self.values[place.rows]
+        return attend(query, key, value, keys, values, place.nodes, self.window, scale)
+
+    def room(self, place: Place) -> tuple[Tensor, Tensor, int | None]:
+        """Keys and values of the placed rows, grown to the columns in use, and the window."""
+        if place.used > self.capacity:
+            self._grow(place.used)
+        return self.keys[place.rows], self.values[place.rows], self.window
 
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
         place = self.place
@@ -97,22 +123,38 @@ class TreeCache(Cache):
     Only `keep`, `commit`, `drop` and the copies change lengths: writing nodes commits nothing.
     """
 
-    def __init__(self, num_layers: int, num_rows: int, capacity: int) -> None:
-        super().__init__(layers=[TreeLayer(num_rows, capacity) for _ in range(num_layers)])
+    def __init__(
+        self, num_layers: int, num_rows: int, capacity: int, windows: Sequence[int | None] | None = None
+    ) -> None:
+        windows = windows or [None] * num_layers
+        super().__init__(layers=[TreeLayer(num_rows, capacity, window) for window in windows])
         self.num_rows = num_rows
         self.lengths = [0] * num_rows
 
-    def place(self, rows: slice, num_nodes: int, device: torch.device) -> Place:
-        """Say where the next forward writes; returns the same for building masks."""
+    def place(self, rows: slice, num_nodes: int, device: torch.device, tree: TokenTree | None = None) -> Place:
+        """Say where the next forward writes; returns the same for building masks.
+
+        With a tree, attention writes keys and values by itself.
+        """
         lengths = self.lengths[rows]
         start = lengths[0] if len(set(lengths)) == 1 else None
         columns_BN = torch.tensor(lengths, device=device)[:, None] + torch.arange(num_nodes, device=device)
         place = Place(
-            slice(rows.start or 0, (rows.start or 0) + len(lengths)), columns_BN, start, max(lengths) + num_nodes
+            slice(rows.start or 0, (rows.start or 0) + len(lengths)),
+            columns_BN,
+            start,
+            max(lengths) + num_nodes,
+            None
+            if tree is None
+            else Nodes(torch.tensor(lengths), tree.ancestors_XNN.contiguous(), tree.depths_XN.contiguous()),
         )
         for layer in self.layers:
             layer.place = place
         return place
+
+    def stores(self, place: Place) -> list[tuple[Tensor, Tensor, int | None]]:
+        """Keys and values of the placed rows with room for the placed columns, and the window, layer by layer."""
+        return [layer.room(place) for layer in self.layers]
 
     def commit(self, rows: slice, counts: Sequence[int]) -> None:
         """Keep the first counts[b] nodes of each placed row: what prefill does, where the tree is a chain."""

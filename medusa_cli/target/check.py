@@ -95,7 +95,7 @@ def self_check(target: Target) -> CheckResult:
 
     Raises TargetError when the model can't run one of the two at all.
     """
-    tree = TokenTree.from_paths(PATHS)
+    tree = _tree(target)
     length, window = _prompt_length(target, tree), _window(target)
     bound = BOUNDS.get(target.dtype, BOUNDS[torch.float32])
     smallest = math.inf
@@ -137,6 +137,17 @@ def _compare(target: Target, tree: TokenTree, prompts: list[list[int]], nodes: l
             stock_LV = _stock(target, prompt + [nodes[row][node] for node in path], 1 + len(path))
             differences.append(_difference(torch.cat([first_B1V[row], logits_BNV[row, path]]), stock_LV))
     return float(torch.stack(differences).max())  # max carries nan on
+
+
+def _tree(target: Target) -> TokenTree:
+    """PATHS, as deep as the model's context leaves room for beside a prompt of one token and the root."""
+    if target.context_limit is not None and target.context_limit < 2:
+        raise TargetError(
+            f"{target.name} has a context of {target.context_limit} token: there is no room to write",
+            "correct config.json",
+        )
+    room = len(PATHS[-1]) if target.context_limit is None else target.context_limit - 2
+    return TokenTree.from_paths(path for path in PATHS if len(path) <= room)
 
 
 def _prompt_length(target: Target, tree: TokenTree) -> int:

@@ -11,9 +11,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as library_logging
 
 from medusa_cli.errors import TargetError
+from medusa_cli.kernels.native import CannotCompile
 from medusa_cli.kernels.packed import can_pack
 from medusa_cli.recipe import TargetSettings
-from medusa_cli.target import attention
+from medusa_cli.target import attention, compiled
 from medusa_cli.target.check import checked
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer
@@ -57,11 +58,28 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings) -> Target:
     fingerprint = fingerprint_of(model)
     weight = model.get_input_embeddings().weight
     replaceable = settings.quantize == "none" and settings.device_map == "one"
-    runner = lay_out(model, choose_runner(settings.runner, weight.device, weight.dtype)) if replaceable else "eager"
+    wanted = choose_runner(settings.runner, weight.device, weight.dtype) if replaceable else "eager"
+    runner = lay_out(model, "compiled" if wanted == "auto" and is_compiled(model) else wanted)
     identity = Identity(
         settings.model, fingerprint, runner, model.config._attn_implementation, licence_of(settings.model)
     )
-    return Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
+    target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
+    if runner == "compiled":
+        attach_compiled(target)
+    return target
+
+
+def attach_compiled(target: Target) -> None:
+    """Compile the target's forward over a few nodes, unless an earlier run did. Raises TargetError where it can't."""
+    if not target.attends_natively:
+        raise TargetError(
+            f"the compiled runner can't run {target.name}: its attention ({target.identity.attention}) has no kernel",
+            "use --runner auto",
+        )
+    try:
+        target.compiled = compiled.CompiledForward(target.model, compiled.build(target.model, target.mask_mapping))
+    except (CannotCompile, compiled.CannotExport) as error:
+        raise TargetError(f"the compiled runner can't run {target.name}: {error}", "use --runner auto") from error
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -94,9 +112,19 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 def choose_runner(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
     """`auto` stays as it is where layers can be replaced: their weights say which layout is best."""
     possible = can_pack(device, dtype)
-    if wanted in ("packed", "blocks") and not possible:
+    if wanted in ("packed", "blocks", "compiled") and not possible:
         raise TargetError(f"the {wanted} runner needs float32 on a CPU, not {dtype} on {device}", "use --runner eager")
     return wanted if possible else "eager"
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether an earlier run compiled the forward of models like this one on this machine."""
+    if model.config._attn_implementation != attention.NAME:
+        return False
+    try:
+        return compiled.is_built(compiled.folder_of(model))
+    except CannotCompile:
+        return False
 
 
 def choose_attention(wanted: str, config: Any) -> str:

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 
 from medusa_cli.contracts import Draft, Seen
 from medusa_cli.errors import TargetError
+from medusa_cli.kernels.attend import MOST_NODES, can_attend
+from medusa_cli.target import attention
 from medusa_cli.target.cache import Place, TreeCache
+from medusa_cli.target.compiled import MOST_TOKENS, CompiledForward
 from medusa_cli.target.masks import MaskKinds, positions, tree_masks
 from medusa_cli.trees.tree import TokenTree
 
@@ -51,6 +54,7 @@ class Target:
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._takes_mapping = takes_mapping(model)
+        self.compiled: CompiledForward | None = None
         self._wanted_BN: Tensor | None = None
         self._hidden: Tensor | None = None
         model.get_output_embeddings().register_forward_pre_hook(self._before_output)
@@ -87,16 +91,10 @@ class Target:
 
     @cached_property
     def output_weight(self) -> Tensor:
-        """The output matrix [V, H], from the embeddings where these are tied to it: a packed one would be a copy.
-
-        On the device where inputs go, as all that others see is: where layers lie on several, this is a copy.
-        """
+        """The output matrix [V, H], on the device where inputs go: a copy, where layers lie on several."""
         output = self.model.get_output_embeddings()
-        if isinstance(output, nn.Linear):
-            return output.weight.detach().to(self.device)
-        if output.tied_to is not None:
-            return output.tied_to.detach()
-        return output.packed.to_dense()
+        weight_VH: Tensor = output.weight.detach() if isinstance(output, nn.Linear) else output.dense()
+        return weight_VH.to(self.device)
 
     @cached_property
     def output_bias(self) -> Tensor | None:
@@ -136,6 +134,11 @@ class Target:
             )
 
     @property
+    def mask_mapping(self) -> list[str] | None:
+        """The kinds of layers when this architecture picks its masks out of a mapping, else None."""
+        return list(self.kinds) if len(self.kinds) > 1 or self._takes_mapping else None
+
+    @property
     def num_layers(self) -> int:
         """Layers that write keys and values."""
         return self.config.num_hidden_layers
@@ -149,7 +152,26 @@ class Target:
 
     def new_cache(self, num_rows: int, capacity: int) -> TreeCache:
         """An empty cache for `num_rows` rows with room for `capacity` columns each (it grows when needed)."""
-        return TreeCache(self.num_layers, num_rows, capacity)
+        return TreeCache(self.num_layers, num_rows, capacity, self._windows)
+
+    @cached_property
+    def _windows(self) -> list[int | None]:
+        """The window of each layer, None for full attention."""
+        if len(self.kinds) == 1:
+            return list(self.kinds.values()) * self.num_layers
+        return [self.kinds[kind] for kind in self.config.layer_types]
+
+    @cached_property
+    def attends_natively(self) -> bool:
+        """Whether attention to a few nodes runs in the compiled kernel: beside packed layers, where it can be had.
+
+        Tried with one node: some models rework what the cache gives back, and attention never meets the layer again.
+        """
+        if self.identity.runner == "eager" or self.identity.attention != attention.NAME or not can_attend():
+            return False
+        cache, root = self.new_cache(1, 1), TokenTree.empty()
+        self._call(torch.zeros(1, 1, dtype=torch.long), root, cache.place(slice(0, 1), 1, self.device, root), cache)
+        return all(layer.attended for layer in cache.layers)
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], cache: TreeCache, first_row: int = 0) -> Seen:
@@ -190,16 +212,14 @@ class Target:
     ) -> Seen:
         """One forward over the nodes of a tree; hidden states and logits at the `wanted` nodes, or at all."""
         tree = tree.to(self.device)
-        place = cache.place(rows, tree.num_nodes, self.device)
+        native = self.attends_natively and tree.num_nodes <= MOST_NODES
+        place = cache.place(rows, tree.num_nodes, self.device, tree if native else None)
+        if self.compiled is not None and native and wanted_BW is None and tokens_BN.numel() <= MOST_TOKENS:
+            assert place.nodes is not None
+            return self.compiled(tokens_BN, self._positions(tree, place), place.nodes, cache.stores(place))
         self._wanted_BN = wanted_BW
         try:
-            out = self.model(
-                input_ids=tokens_BN,
-                attention_mask=self._masks(tree, place),
-                position_ids=self._positions(tree, place),
-                use_cache=True,
-                **{self._cache_name: cache},
-            )
+            out = self._call(tokens_BN, tree, place, cache)
         finally:
             # The model may be called by others (transformers' generate, in the bench): the hook is then inert.
             self._wanted_BN = None
@@ -209,10 +229,20 @@ class Target:
         hidden_BNH = self._hidden if wanted_BW is None else _take(self._hidden, wanted_BW)
         return Seen(hidden_BNH, out.logits)
 
+    def _call(self, tokens_BN: Tensor, tree: TokenTree, place: Place, cache: TreeCache) -> Any:
+        """The model's forward over the nodes of a tree."""
+        return self.model(
+            input_ids=tokens_BN,
+            attention_mask=self._masks(tree, place),
+            position_ids=self._positions(tree, place),
+            use_cache=True,
+            **{self._cache_name: cache},
+        )
+
     def _masks(self, tree: TokenTree, place: Place) -> Tensor | dict[str, Tensor]:
         """Models with several kinds of layers take a mapping, the others one tensor."""
         masks = tree_masks(tree, place, self.kinds, self.dtype)
-        return masks if len(masks) > 1 or self._takes_mapping else next(iter(masks.values()))
+        return next(iter(masks.values())) if self.mask_mapping is None else masks
 
     def _positions(self, tree: TokenTree, place: Place) -> Tensor:
         """Nodes past the model's last position get the last one: they can never be kept (see Rows.limit)."""

@@ -1,6 +1,7 @@
-"""How a forward is launched: eager, packed (linear layers in the layouts of medusa_cli/kernels), or blocks.
+"""How a forward is launched: eager, packed (linear layers in the layouts of medusa_cli/kernels), blocks, or compiled.
 
-blocks is packed where a step's few rows read the weights in 4 or 8 bits, for models whose weights lie on such a grid.
+blocks is packed where a step's few rows read the weights in 4, 8 or 16 bits, for models whose weights can be stored so.
+compiled has layers that read their weights in place, whatever these are, under one program (target/compiled.py).
 """
 
 import ctypes
@@ -40,13 +41,18 @@ def lay_out(model: nn.Module, wanted: str) -> str:
         pack(model, blocks=False)
         return wanted
     reason = _why_no_blocks()
+    if wanted == "compiled":
+        if reason is not None:
+            raise TargetError(f"the compiled runner can't run: {reason}", "install a C++ compiler, or --runner packed")
+        pack(model, blocks=True, plain=True)
+        return wanted
     pack(model, blocks=reason is None)
     if any(isinstance(module, BlockLinear) for module in model.modules()):
         return "blocks"
     if wanted == "blocks":
         raise TargetError(
-            f"the blocks runner can't run: {reason or 'no weights of this model lie on a grid of 4 or 8 bits'}",
-            "use --runner packed; a GGUF file in Q4_0, Q4_1 or Q8_0 has such weights",
+            f"the blocks runner can't run: {reason or 'no weights of this model fit 4, 8 or 16 bits'}",
+            "use --runner packed; models in bfloat16 and GGUF files in Q4_0, Q4_1 or Q8_0 have such weights",
         )
     return "packed"
 
@@ -60,15 +66,16 @@ def _why_no_blocks() -> str | None:
     return None
 
 
-def pack(model: nn.Module, *, blocks: bool) -> None:
+def pack(model: nn.Module, *, blocks: bool, plain: bool = False) -> None:
     """Replace the model's linear layers by packed ones, in place; embeddings keep their own weight.
 
-    blocks   weights that lie on a grid become blocks. Raises CannotCompile where these can't be had
+    blocks   weights that can be stored in fewer bits become blocks. Raises CannotCompile where these can't be had
+    plain    the other weights are read where they lie
     """
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                packed = packed_linear(child.weight, child.bias, blocks=blocks)
+                packed = packed_linear(child.weight, child.bias, blocks=blocks, plain=plain)
                 packed.tied_to = child.weight if child.weight in embeddings else None
                 setattr(parent, name, packed)

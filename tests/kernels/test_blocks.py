@@ -106,9 +106,33 @@ def test_weights_that_are_no_numbers_lie_on_no_grid(bad: float) -> None:
     assert find_blocks(weight_OI) is None
 
 
+@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("shape", [(48, 128), (5, 40), (1, 8), (131, 24)])
+def test_weights_made_from_bfloat16_are_read_as_such_and_others_where_they_lie(
+    shape: tuple[int, int], plain: bool
+) -> None:
+    weight_OI = torch.randn(shape, generator=torch.Generator().manual_seed(2))
+    weight_OI = weight_OI if plain else weight_OI.bfloat16().float()
+    layer = packed_linear(weight_OI, None, blocks=True, plain=plain)
+    assert isinstance(layer, BlockLinear)
+    assert layer.blocks.bits == (32 if plain else 16)
+    assert torch.equal(torch.stack([layer(unit[None])[0] for unit in torch.eye(shape[1])], dim=1), weight_OI)
+    assert torch.equal(layer.dense(), weight_OI)
+    inputs = torch.randn(FEW_ROWS + 2, shape[1])
+    for num_rows in (1, 2, 4, 6, 9, FEW_ROWS, FEW_ROWS + 2):
+        wanted = F.linear(inputs[:num_rows], weight_OI)
+        torch.testing.assert_close(layer(inputs[:num_rows]), wanted, atol=2e-5, rtol=1e-5)
+
+
+def test_a_plain_weight_is_not_copied() -> None:
+    weight_OI = torch.randn(5, 40)
+    assert packed_linear(weight_OI, None, blocks=True, plain=True).blocks.stored.data_ptr() == weight_OI.data_ptr()
+
+
 def test_plain_weights_and_odd_widths_and_other_dtypes_are_left_alone() -> None:
     assert find_blocks(nn.Linear(128, 48).weight) is None
-    assert find_blocks(torch.zeros(4, 96)) is None
+    assert find_blocks(torch.zeros(4, 100)) is None
+    assert type(packed_linear(torch.randn(4, 100), None, blocks=True, plain=True)) is PackedLinear
     assert find_blocks(torch.zeros(4, 128, dtype=torch.bfloat16)) is None
     assert type(packed_linear(weight_of(GGMLQuantizationType.Q4_1), None, blocks=False)) is PackedLinear
 

@@ -154,6 +154,18 @@ def test_a_forward_that_fails_is_told_in_words(monkeypatch: pytest.MonkeyPatch) 
         self_check(target)
 
 
+@pytest.mark.parametrize("positions", [2, 3, 4, 5])
+def test_a_context_of_a_few_tokens_is_checked_with_what_fits(positions: int) -> None:
+    result = self_check(target_of("gpt2", n_positions=positions))
+    assert result.ok
+    assert result.num_tokens == positions
+
+
+def test_a_context_of_one_token_has_no_room_to_write() -> None:
+    with pytest.raises(TargetError, match="context of 1 token"):
+        self_check(target_of("gpt2", n_positions=1))
+
+
 def test_the_check_stays_within_a_short_context() -> None:
     result = self_check(target_of("gpt2", n_positions=10))
     assert result.ok

@@ -1,0 +1,168 @@
+"""A drafter of guesses that are gathered on the host, from one source or several, under one budget of nodes.
+
+`ngram` is this with one source; `mixed` adds the heads. Whoever can guess tokens can be a source.
+Shape letters: B rows, K heads, R ranks.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import exp
+from typing import Protocol
+
+import torch
+
+from medusa_cli.contracts import Context, Draft, DraftHeads
+from medusa_cli.drafters.pace import Pace
+from medusa_cli.drafters.trie import ROOT, Picked, Trie, draft_of
+
+PLAIN_EVERY = 64  # steps
+SLOWLY = 0.02  # weight of the latest step in how far chances are trusted
+FORGIVEN = 0.02  # of that, in a step without guesses
+
+
+class Source(Protocol):
+    """Adds guesses to each row's trie."""
+
+    def start(self, context: Context) -> None:
+        """Rows are other ones than before."""
+
+    def plant(self, context: Context, tries: Sequence[Trie]) -> None:
+        """Guesses for the tokens after each row's root."""
+
+
+class Budget:
+    """How many nodes pay: at most `size`, and no more than their chances are worth at this machine's pace.
+
+    n guesses under each root bring 1 token and their chances summed, and take the seconds of a step of that size. At R
+    tokens a second so far, the n is taken that is most tokens ahead of R: what the step brings, less R times what it
+    takes. Chances are trusted as far as they came true lately. Without a pace, `size` nodes are always taken.
+    """
+
+    def __init__(self, size: int, pace: Pace | None = None) -> None:
+        self.size = size
+        self.pace = pace
+        self._kept = self._hoped = 1.0  # guesses a step, and the chances they were given
+        self._promised = 0.0
+        self._steps = 0
+
+    @property
+    def trust(self) -> float:
+        """What a chance has been worth."""
+        return self._kept / self._hoped
+
+    def num_nodes(self, chances: Sequence[Sequence[float]]) -> int:
+        """Nodes of a row, the root left out, given each row's chances from the best down."""
+        most = min(self.size, max(map(len, chances)))
+        if self.pace is None:
+            return most
+        self._steps += 1
+        # without a plain step now and then nobody would notice that these have become cheap
+        count = 0 if self._steps % PLAIN_EVERY == 0 else self._best(self.pace, chances, most)
+        self._promised = sum(sum(row[:count]) for row in chances) / len(chances)
+        return count
+
+    def _best(self, pace: Pace, chances: Sequence[Sequence[float]], most: int) -> int:
+        """The number of nodes that brings most."""
+        rate, rows, trust = pace.tokens_a_second, len(chances), self.trust
+        brings, count = 1.0, 0
+        best = brings - rate * pace.seconds(rows)
+        for nodes in range(1, most + 1):
+            brings += trust * sum(row[nodes - 1] for row in chances if len(row) >= nodes) / rows
+            ahead = brings - rate * pace.seconds(rows * (nodes + 1))
+            if ahead > best:
+                best, count = ahead, nodes
+        return count
+
+    def saw(self, num_nodes: int, seconds: float, tokens: float) -> None:
+        """The last step verified so many nodes, took so long and brought each row so many tokens."""
+        if self.pace is None:
+            return
+        self.pace.saw(num_nodes, seconds, tokens)
+        if self._promised:
+            self._kept += SLOWLY * (tokens - 1 - self._kept)
+            self._hoped += SLOWLY * (self._promised - self._hoped)
+        else:  # no news: what was lost of trust comes back in time, and is tried again
+            self._kept += SLOWLY * FORGIVEN * (self._hoped - self._kept)
+
+
+class GatheredDrafter:
+    """Asks every source, and drafts the likeliest guesses that the budget pays for."""
+
+    def __init__(
+        self, sources: Sequence[Source], budget: Budget, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.sources = sources
+        self.budget = budget
+        self.size = budget.size
+        self._clock = clock
+        self._last: _Step | None = None
+
+    def start(self, context: Context) -> None:
+        """Rows are other ones than before."""
+        self._last = None
+        for source in self.sources:
+            source.start(context)
+
+    @torch.inference_mode()
+    def propose(self, context: Context) -> Draft:
+        """One tree for each row; the root alone where nothing is likely enough. Reads guesses on the host."""
+        begun, num_tokens = self._clock(), sum(map(len, context.tokens))
+        if self._last is not None:
+            gained = (num_tokens - self._last.num_tokens) / len(context.tokens)
+            self.budget.saw(self._last.num_nodes, begun - self._last.begun, gained)
+        tries = [Trie(tokens[-1]) for tokens in context.tokens]
+        for source in self.sources:
+            source.plant(context, tries)
+        likeliest = [trie.likeliest(self.size) for trie in tries]
+        chances = [[trie.chances[node] for node in nodes] for trie, nodes in zip(tries, likeliest, strict=True)]
+        count = self.budget.num_nodes(chances)
+        self._last = _Step(begun, num_tokens, len(tries) * (count + 1))
+        picked = [Picked(trie, nodes[:count]) for trie, nodes in zip(tries, likeliest, strict=True)]
+        return draft_of(picked, context.root_B.device)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """When a step began, tokens of all rows by then, and the nodes it verifies."""
+
+    begun: float
+    num_tokens: int
+    num_nodes: int
+
+
+class HeadGuesses:
+    """Medusa heads as a source: the likeliest paths by the product of the heads' chances."""
+
+    def __init__(self, heads: DraftHeads, size: int) -> None:
+        self.heads = heads
+        self.size = size
+        self.num_ranks = min(size, heads.config.draft_vocab)
+
+    def start(self, context: Context) -> None:
+        """Heads remember nothing between steps."""
+
+    def plant(self, context: Context, tries: Sequence[Trie]) -> None:
+        """The `size` likeliest paths of each row."""
+        logits_BKW = self.heads(self.heads.inputs(context.hidden_BH, context.root_B))
+        best = logits_BKW.float().log_softmax(-1).topk(self.num_ranks, dim=-1)
+        ids_BKR = self.heads.to_target_ids(best.indices).tolist()
+        for trie, ids_KR, logp_KR in zip(tries, ids_BKR, best.values.tolist(), strict=True):
+            _plant_likeliest(trie, ids_KR, logp_KR, self.size)
+
+
+def _plant_likeliest(
+    trie: Trie, ids_KR: Sequence[Sequence[int]], logp_KR: Sequence[Sequence[float]], size: int
+) -> None:
+    """Best-first: after a path come its next sibling and its first child, neither of which is likelier."""
+    waiting = [(-logp_KR[0][0], 0, 0, ROOT, 0.0)]  # (cost, head, rank, parent, log-chance of the parent)
+    for _ in range(size):
+        if not waiting:
+            return
+        cost, head, rank, parent, before = heappop(waiting)
+        node = trie.grow(parent, ids_KR[head][rank], exp(-cost))
+        if rank + 1 < len(ids_KR[head]):
+            heappush(waiting, (-(before + logp_KR[head][rank + 1]), head, rank + 1, parent, before))
+        if head + 1 < len(ids_KR):
+            heappush(waiting, (cost - logp_KR[head + 1][0], head + 1, 0, node, -cost))

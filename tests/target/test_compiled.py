@@ -1,0 +1,110 @@
+"""The compiled forward: the same text, one program for all models of a shape, built once, refused in words."""
+
+import copy
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.decode.loop import Parts, collect
+from medusa_cli.decode.rows import Limits
+from medusa_cli.errors import TargetError
+from medusa_cli.recipe import TargetSettings
+from medusa_cli.target import attention, compiled
+from medusa_cli.target.check import self_check
+from medusa_cli.target.load import make_target
+from medusa_cli.target.model import Target
+from tests.fakes import DRAFTERS, SHAPES
+from tests.tiny_models import NUM_NEW, greedy_of, known, prompt_of, target_of, tiny_model
+
+LIMITS = Limits(NUM_NEW)
+NAME = "gemma3_text"  # mixed windows, a mapping of masks, scaled embeddings: what a graph could lose
+
+compiled_target = functools.cache(lambda: target_of(tiny_model(NAME), "grouped", "compiled"))
+
+
+def texts_of(target: Target, drafter: str, shape: str, num_rows: int) -> list[list[int]]:
+    parts = Parts(target, DRAFTERS[drafter](known(NAME).texts, SHAPES[shape]), Greedy())
+    return [each.token_ids for each in collect(parts, known(NAME).prompts[:num_rows], LIMITS, max_rows=num_rows)]
+
+
+def other_weights(model: nn.Module) -> nn.Module:
+    """A model of the same shape with other numbers."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.25)
+    return other
+
+
+@pytest.mark.parametrize(
+    ("drafter", "shape", "num_rows"),
+    [("wrong", "empty", 1), ("oracle", "chain", 1), ("random", "dynamic", 3), ("random", "wide", 3)],
+)
+def test_the_compiled_forward_writes_the_greedy_text(drafter: str, shape: str, num_rows: int) -> None:
+    target = compiled_target()
+    assert target.identity.runner == "compiled"
+    assert texts_of(target, drafter, shape, num_rows) == known(NAME).wanted(num_rows)
+
+
+def test_the_self_check_scores_its_tree_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    target = compiled_target()
+    program = target.compiled.program
+    monkeypatch.setattr(target.compiled, "program", lambda *given: calls.append(given) or program(*given))
+    result = self_check(target)
+    assert result.ok, result
+    assert calls
+
+
+def test_other_weights_of_the_same_shape_need_no_second_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_target()
+    monkeypatch.setattr(torch._inductor, "aoti_compile_and_package", None)
+    model = other_weights(tiny_model(NAME))
+    target = target_of(model, "grouped", "compiled")
+    parts = Parts(target, DRAFTERS["random"](known(NAME).texts, SHAPES["wide"]), Greedy())
+    (found,) = collect(parts, [prompt_of(11)], LIMITS, max_rows=1)
+    assert found.token_ids == greedy_of(model, prompt_of(11), NUM_NEW)
+
+
+def test_auto_takes_the_program_that_an_earlier_run_built() -> None:
+    compiled_target()
+    assert target_of(tiny_model(NAME), "grouped", "auto").identity.runner == "compiled"
+    assert target_of(tiny_model("llama"), "grouped", "auto").identity.runner != "compiled"
+
+
+def test_a_model_whose_attention_has_no_kernel_is_refused_in_words() -> None:
+    with pytest.raises(TargetError, match="compiled runner can't run") as caught:
+        target_of(tiny_model("llama"), "eager", "compiled")
+    assert "--runner auto" in caught.value.hint
+
+
+class Wilful(LlamaForCausalLM):
+    """Reads its own numbers to decide what to do, which no graph can follow."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        return out if out.logits.sum() > 0 else super().forward(*args, **kwargs)
+
+
+def test_a_model_that_is_no_graph_is_refused_in_words() -> None:
+    config = copy.deepcopy(tiny_model("llama").config)
+    config._attn_implementation = attention.register()
+    settings = TargetSettings(model="tiny", dtype="float32", device="cpu", runner="compiled")
+    with pytest.raises(TargetError, match="Wilful can't be turned into a graph"):
+        make_target(Wilful(config).eval(), None, settings)
+
+
+def test_small_tensors_are_a_part_of_what_a_program_is_for() -> None:
+    model = tiny_model(NAME)
+    small = compiled._small_tensors(model)
+    assert small, "the embeddings' scale is one number"
+    other = copy.deepcopy(model)
+    name = next(iter(small))
+    with torch.no_grad():
+        dict([*other.named_parameters(), *other.named_buffers()])[name].add_(1.0)
+    assert compiled.folder_of(other) != compiled.folder_of(model)
