@@ -11,14 +11,19 @@ from medusa_cli.acceptance.shaping import SAMPLING, Shaping, asked_of, shaping_o
 from medusa_cli.acceptance.typical import Typical
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
+from medusa_cli.drafters.gathered import Budget, GatheredDrafter, HeadGuesses
 from medusa_cli.drafters.medusa import MedusaDrafter
+from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.none import NoDrafter
+from medusa_cli.drafters.pace import Pace
+from medusa_cli.drafters.watched import WatchedDrafter
 from medusa_cli.errors import FormatError, RecipeError
 from medusa_cli.formats.native import read_heads
 from medusa_cli.formats.places import find_heads
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
+from medusa_cli.target.step_cost import step_costs
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import parse_tree, read_measured, read_shape
@@ -26,7 +31,9 @@ from medusa_cli.trees.tree import TokenTree
 
 __all__ = [
     "DrafterChoice",
+    "DrafterName",
     "Sampling",
+    "Speculate",
     "check_choice",
     "check_sampling",
     "find_heads",
@@ -37,34 +44,65 @@ __all__ = [
 ]
 
 
+DrafterName = Literal["medusa", "ngram", "mixed", "none"]
+Speculate = Literal["auto", "on", "off"]
+MOST_GUESSES = 16  # nodes that n-gram and mixed drafts may have where no size is named; how many pay is found out
+
+
 @dataclass(frozen=True)
 class DrafterChoice:
-    """What was asked for. name None: medusa where heads are known, else none; tree and tree_size None: as stored."""
+    """What was asked for.
 
-    name: Literal["medusa", "none"] | None = None
+    name        None: medusa where heads are known, else none
+    tree        a fixed or dynamic shape for the heads; with tree_size None as well: as stored
+    speculate   auto: guesses are left out while they don't pay; on: they never are; off: none are made
+    """
+
+    name: DrafterName | None = None
     heads: str | None = None
     tree: str | None = None
     tree_size: int | None = None
+    speculate: Speculate = "auto"
 
 
 def check_choice(choice: DrafterChoice, model: str) -> None:
     """Raise what is wrong with the flags, the heads' place or the tree before a model of gigabytes is loaded."""
     folder = _folder(choice, model)
-    if folder is not None:
+    if folder is not None and choice.name != "mixed":
         _choose_tree(choice, folder)
 
 
 def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     """The drafter asked for, its heads bound to the target and its tree checked against them."""
     folder = _folder(choice, target.name)
-    if folder is None:
+    if choice.speculate == "off" or (folder is None and choice.name != "ngram"):
         return NoDrafter()
-    heads = read_heads(folder, target)
-    lay_out_heads(heads, target)
-    tree = _choose_tree(choice, folder)
-    if isinstance(tree, DynamicShape):
-        return DynamicMedusaDrafter(heads, tree)
-    return MedusaDrafter(heads, tree) if tree.num_nodes > 1 else NoDrafter()
+    heads = read_heads(folder, target) if folder is not None else None
+    if heads is not None:
+        lay_out_heads(heads, target)
+    if choice.name in ("ngram", "mixed"):
+        return _gathering(choice, heads, target)
+    assert heads is not None
+    assert folder is not None
+    drafter = _in_shape(heads, _choose_tree(choice, folder))
+    return drafter if choice.speculate == "on" or drafter.size == 0 else WatchedDrafter(drafter)
+
+
+def _in_shape(heads: MedusaHeads, shape: TokenTree | DynamicShape) -> Drafter:
+    """Heads that draft in this shape."""
+    if isinstance(shape, DynamicShape):
+        return DynamicMedusaDrafter(heads, shape)
+    return MedusaDrafter(heads, shape) if shape.num_nodes > 1 else NoDrafter()
+
+
+def _gathering(choice: DrafterChoice, heads: MedusaHeads | None, target: Target) -> Drafter:
+    """N-grams of the text, with the heads' guesses where there are heads, as far as they pay at this machine's pace."""
+    size = MOST_GUESSES if choice.tree_size is None else choice.tree_size
+    if not size:
+        return NoDrafter()
+    sources = [Ngrams()] if heads is None else [HeadGuesses(heads, size), Ngrams()]
+    pace = Pace(step_costs(target)) if choice.speculate == "auto" else None
+    return GatheredDrafter(sources, Budget(size, pace), "ngram" if heads is None else "mixed")
 
 
 def lay_out_heads(heads: MedusaHeads, target: Target) -> None:
@@ -158,8 +196,16 @@ def _folder(choice: DrafterChoice, model: str) -> Path | None:
         if choice.heads is not None or tree_named:
             raise RecipeError("--drafter none guesses nothing", "leave out --heads, --tree and --tree-size")
         return None
+    if choice.name in ("ngram", "mixed") and choice.tree is not None:
+        raise RecipeError(
+            f"--drafter {choice.name} finds a tree of its own at every step", "leave out --tree; --tree-size limits it"
+        )
+    if choice.name == "ngram":
+        if choice.heads is not None:
+            raise RecipeError("--drafter ngram needs no heads", "leave out --heads, or use --drafter mixed")
+        return None
     folder = find_heads(choice.heads, model)
-    if folder is None and (choice.name == "medusa" or tree_named):
+    if folder is None and (choice.name is not None or tree_named):
         raise FormatError(f"no heads are known for {model}", "name some with --heads, or make them: medusa train-heads")
     return folder
 

@@ -90,6 +90,10 @@ class Drafter(Protocol):
     """Guesses a tree under each row's root; `size` is the most nodes it offers in a step, the root left out."""
 
     @property
+    def name(self) -> str:
+        """What the command line and reports call it."""
+
+    @property
     def size(self) -> int:
         """Nodes under the root, at most."""
 

@@ -2,15 +2,14 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from medusa_cli.acceptance.greedy import Greedy
-from medusa_cli.assemble import DrafterChoice, load_drafter, load_target
-from medusa_cli.bench import SUBJECT
+from medusa_cli.assemble import DrafterChoice, DrafterName, load_drafter, load_target
 from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed
 from medusa_cli.bench.report import Setup
 from medusa_cli.contracts import Drafter
@@ -22,6 +21,7 @@ from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.recipe import TargetSettings
 
+OTHERS: tuple[DrafterName, ...] = ("medusa", "ngram", "mixed")
 _LOOKUP_TOKENS = 6
 
 
@@ -29,6 +29,7 @@ _LOOKUP_TOKENS = 6
 class Bench:
     """Everything a run needs from the models.
 
+    subject        the arm that the others are compared with
     encode         a question's text to prompt ids, the chat template included
     plain          text to ids without a template
     logits_after   ids to the target's logits [V] after them
@@ -36,6 +37,7 @@ class Bench:
     notes          sentences about settings that had to be made alike
     """
 
+    subject: str
     arms: Sequence[Arm]
     stop: StopRule
     setup: Setup
@@ -56,15 +58,15 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
     # A host clock can't time the parts of a step that are only queued on an accelerator.
     watch = Stopwatch(time.perf_counter) if on_cpu else None
     limits = Limits(stop.max_new_tokens, stop.stop_ids, stop.context_limit)
-    drafters: dict[str, Drafter] = {SUBJECT: load_drafter(choice, target)}
-    if "greedy" in names:
-        drafters["greedy"] = NoDrafter()
+    subject = choice.name or "medusa"
+    drafters = _drafters(choice, subject, names, target)
     arms: list[Arm] = [
         LoopArm(name, _loop(target, drafter, Greedy(), limits, watch)) for name, drafter in drafters.items()
     ]
     hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
     notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
     return Bench(
+        subject=subject,
         arms=[*arms, *hf_arms],
         stop=stop,
         setup=Setup(
@@ -74,10 +76,23 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
         plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
         logits_after=lambda ids: _logits_after(target, ids),
-        check_room=lambda prompts, num_rows: check_room(target, prompts, limits, num_rows, drafters[SUBJECT].size),
+        check_room=lambda prompts, num_rows: check_room(target, prompts, limits, num_rows, drafters[subject].size),
         clock=time.perf_counter if on_cpu else _device_clock(target.device),
         notes=sorted(notes),
     )
+
+
+def _drafters(choice: DrafterChoice, subject: str, names: Sequence[str], target: Any) -> dict[str, Drafter]:
+    """What guesses in each arm of our loop; flags for heads and trees are the subject's."""
+    drafters = {subject: load_drafter(choice, target)}
+    for name in OTHERS:
+        if name in names and name not in drafters:
+            heads = choice.heads if name in ("medusa", "mixed") else None
+            other = replace(choice, name=name, heads=heads, tree=None, tree_size=None)
+            drafters[name] = load_drafter(other, target)
+    if "greedy" in names:
+        drafters["greedy"] = NoDrafter()
+    return drafters
 
 
 def _loop(
@@ -119,7 +134,7 @@ def _hf_arms(
     arms = []
     for name in names:
         base, _, asked = name.partition("@")
-        if base == "greedy":
+        if not base.startswith("hf-"):
             continue
         dtypes = [asked] if asked else ["float32", "bfloat16"] if both_dtypes else [target.dtype_name]
         for dtype in dtypes:

@@ -5,11 +5,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from medusa_cli.bench import SUBJECT
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
 from medusa_cli.errors import DataError
@@ -17,8 +16,9 @@ from medusa_cli.errors import DataError
 if TYPE_CHECKING:
     from medusa_cli.bench.build import Bench
 
-ARMS = ("greedy", "hf-greedy", "hf-prompt-lookup")
-PLANNED = ("ngram", "llama-cpp")
+OURS = ("greedy", "medusa", "ngram", "mixed")
+ARMS = (*OURS, "hf-greedy", "hf-prompt-lookup")
+PLANNED = ("llama-cpp",)
 _DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.jsonl"
 
@@ -28,8 +28,9 @@ def command(
     compare: Annotated[
         str,
         typer.Option(
-            help="Arms to compare with, by commas: greedy (our loop without guesses), hf-greedy (transformers), "
-            "hf-prompt-lookup. On a CPU the hf arms run in float32 and bfloat16 unless one is named: hf-greedy@float32."
+            help="Arms to compare with, by commas: greedy (our loop without guesses), medusa, ngram or mixed (our loop "
+            "with another drafter), hf-greedy (transformers), hf-prompt-lookup. On a CPU the hf arms run in float32 "
+            "and bfloat16 unless one is named: hf-greedy@float32."
         ),
     ] = "greedy",
     prompts: Annotated[
@@ -54,6 +55,10 @@ def command(
     heads: options.Heads = None,
     tree: options.Tree = None,
     tree_size: options.TreeSize = None,
+    drafter: Annotated[
+        Literal["medusa", "ngram", "mixed"], typer.Option("--drafter", help="who guesses in our own arm")
+    ] = "medusa",
+    speculate: options.Speculate = "auto",
     revision: options.Revision = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
@@ -86,14 +91,14 @@ def command(
     recipe = load_recipe(config, overrides or (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
     asked = Asked(prompts or DEFAULT_PROMPTS, num_prompts, num_warmups, repeats, batch_size, allow_random_prompts)
-    choice = DrafterChoice(SUBJECT, heads, tree, tree_size)
+    choice = DrafterChoice(drafter, heads, tree, tree_size, speculate)
     check_choice(choice, recipe.target.model)
     report = measure(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), console)
     _show(report, console)
     console.print_json(report, output_json)
     if plot:  # last: what was measured is told even if the picture can't be written
         draw(report, plot)
-    failed = failed_gates(report, SUBJECT, min_speedup, require_identical)
+    failed = failed_gates(report, drafter, min_speedup, require_identical)
     if failed:
         raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")
 
@@ -109,7 +114,7 @@ def arm_names(text: str) -> list[str]:
             near = difflib.get_close_matches(base, ARMS, n=1, cutoff=0.4)
             meant = f" Did you mean {near[0]}?" if near else ""
             raise typer.BadParameter(f"--compare: no arm is named '{base}'.{meant} Available: {', '.join(ARMS)}")
-        if at and (base == "greedy" or dtype not in _DTYPES):
+        if at and (base in OURS or dtype not in _DTYPES):
             raise typer.BadParameter(f"--compare {name}: only hf arms take a dtype, one of {', '.join(_DTYPES)}")
     if not names:
         raise typer.BadParameter(f"--compare names no arm. Available: {', '.join(ARMS)}")
@@ -155,8 +160,8 @@ def measure(asked: Asked, build: "Callable[[], Bench]", console: Console) -> dic
     with console.progress("bench", replies) as bar:
         trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, total: bar.advance(done - bar.done))
     notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
-    comparison = compare(trials, SUBJECT, bench.setup.dtype, bench.logits_after)
-    return build_report(bench.setup, trials, SUBJECT, comparison, notes)
+    comparison = compare(trials, bench.subject, bench.setup.dtype, bench.logits_after)
+    return build_report(bench.setup, trials, bench.subject, comparison, notes)
 
 
 def _show(report: dict[str, Any], console: Console) -> None:

@@ -82,9 +82,14 @@ def command(
     tree: options.Tree = None,
     tree_size: options.TreeSize = None,
     drafter: Annotated[
-        Literal["medusa", "none"] | None,
-        typer.Option("--drafter", help="Who guesses. [default: medusa where heads are known, else none]"),
+        options.DrafterName | None,
+        typer.Option(
+            "--drafter",
+            help="Who guesses: heads, n-grams of the text so far, or both. "
+            "[default: medusa where heads are known, else none]",
+        ),
     ] = None,
+    speculate: options.Speculate = "auto",
     stream: Annotated[bool, typer.Option("--stream/--no-stream", help="Show the text while it is written.")] = True,
     check: Annotated[bool, typer.Option("--check", help="Decode plainly as well; exit 3 at a mismatch.")] = False,
     model: options.Model = None,
@@ -130,7 +135,7 @@ def command(
 
     sampling = Sampling(acceptance, temperature, top_p, top_k, min_new_tokens, posterior_threshold, posterior_alpha)
     check_sampling(sampling)
-    choice = DrafterChoice(drafter, heads, tree, tree_size)
+    choice = DrafterChoice(drafter, heads, tree, tree_size, speculate)
     check_choice(choice, recipe.target.model)
     writer = _load(recipe, choice, sampling, console)
     wish = Wish(max_new_tokens, chat, tuple(stop or ()), ignore_eos, stream, check, batch_size)
@@ -179,7 +184,7 @@ def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
         f"{target.name}: {target.dtype_name} on {target.device}, "
         f"{target.identity.runner} runner, {target.identity.attention} attention"
     )
-    if isinstance(drafter, NoDrafter) and choice.name is None:
+    if isinstance(drafter, NoDrafter) and choice.name is None and choice.speculate != "off":
         known = find_heads(choice.heads, target.name) is not None
         why = "the tree is empty" if known else f"no heads are known for {target.name}, medusa train-heads makes some"
         console.info(f"decoding plainly: {why}")
@@ -197,8 +202,7 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int, chec
     from medusa_cli.assemble import find_heads
 
     target, made = parts.target, answer.generation
-    speculates = parts.drafter.size > 0
-    folder = find_heads(heads, target.name) if speculates else None
+    folder = find_heads(heads, target.name) if parts.drafter.name in ("medusa", "mixed") else None
     return {
         "prompt": answer.prompt,
         "text": answer.text,
@@ -212,7 +216,7 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int, chec
         "duration": answer.duration,
         "acceptance": type(parts.rule).__name__.lower(),
         "exact": parts.rule.exact,
-        "drafter": "medusa" if speculates else "none",
+        "drafter": parts.drafter.name,
         "tree_size": parts.drafter.size,
         "model": target.name,
         "heads": str(folder) if folder else None,

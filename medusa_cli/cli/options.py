@@ -69,6 +69,12 @@ Runner = Annotated[RunnerName | None, setting("How a forward is launched.", Targ
 Attention = Annotated[
     AttentionName | None, setting("Kernel of the tree attention.", TargetSettings, "attention", "--attention")
 ]
+Speculate = Annotated[
+    Literal["auto", "on", "off"],
+    typer.Option(
+        "--speculate", help="auto leaves guesses out while they don't pay, on makes them whatever they bring, off none."
+    ),
+]
 Seed = Annotated[int | None, setting("Seed of all that is random.", Recipe, "seed", "--seed", metavar="N")]
 Config = Annotated[
     Path | None,

@@ -15,6 +15,8 @@ MOST_RANKS = 16  # a path through a worse choice is never among the likeliest fe
 class DynamicMedusaDrafter:
     """Easy places get deep trees, hard ones shallow trees, or none."""
 
+    name = "medusa"
+
     def __init__(self, heads: DraftHeads, shape: DynamicShape) -> None:
         self.heads = heads
         self.shape = shape

@@ -91,8 +91,13 @@ class GatheredDrafter:
     """Asks every source, and drafts the likeliest guesses that the budget pays for."""
 
     def __init__(
-        self, sources: Sequence[Source], budget: Budget, clock: Callable[[], float] = time.perf_counter
+        self,
+        sources: Sequence[Source],
+        budget: Budget,
+        name: str = "mixed",
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.name = name
         self.sources = sources
         self.budget = budget
         self.size = budget.size

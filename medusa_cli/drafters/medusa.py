@@ -12,6 +12,8 @@ from medusa_cli.trees.tree import TokenTree
 class MedusaDrafter:
     """Heads on the hidden state that decided the root guess what follows the root."""
 
+    name = "medusa"
+
     def __init__(self, heads: DraftHeads, tree: TokenTree) -> None:
         """Raises TreeError when the tree needs a head or rank that isn't there."""
         tree.check_fits(heads.config.num_heads, heads.config.draft_vocab)

@@ -7,6 +7,7 @@ from medusa_cli.trees.tree import TokenTree
 class NoDrafter:
     """The fair baseline, and the switch that turns speculation off."""
 
+    name = "none"
     size = 0
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class World:
             for name in ("medusa", *names)
         ]  # fmt: skip
         return build.Bench(
-            arms, RULE, SETUP, 32_000, lambda text: [1, 2], lambda text: list(self.plain),
+            "medusa", arms, RULE, SETUP, 32_000, lambda text: [1, 2], lambda text: list(self.plain),
             lambda ids: torch.tensor([9.0, 0.0] * 20), self.check_room, self.clock, ["note: fakes."],
         )  # fmt: skip
 
@@ -115,7 +115,6 @@ def test_flags_reach_the_models(world: World, file: Path) -> None:
     [
         ("hf-greddy", "Did you mean hf-greedy?"),
         ("lookup", "Did you mean hf-prompt-lookup?"),
-        ("ngram", "does not exist yet"),
         ("llama-cpp", "does not exist yet"),
         ("greedy@float32", "only hf arms take a dtype"),
         ("hf-greedy@int3", "only hf arms take a dtype"),

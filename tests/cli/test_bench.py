@@ -30,9 +30,9 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bench(tiny: Path, trained, prompts: Path):
     def run(*args: object) -> Done:
-        return run_here(
-            "bench", "-m", tiny, "--dtype", "float32", "--heads", trained.folder, "--prompts", prompts, "-n", 24, *args
-        )
+        # how fast a tiny model is says nothing, so guesses are made whether they pay or not
+        given = ("--dtype", "float32", "--heads", trained.folder, "--prompts", prompts, "-n", 24, "--speculate", "on")
+        return run_here("bench", "-m", tiny, *given, *args)
 
     return run
 
@@ -90,3 +90,13 @@ def test_a_speed_up_nobody_reaches_exits_3(bench) -> None:
 def test_the_packaged_prompts_are_used_when_none_are_named(tiny: Path, trained) -> None:
     flags = ("--heads", trained.folder, "--num-prompts", 1, "-n", 2, "--num-warmups", 0, "--json")
     assert run_here("bench", "-m", tiny, "--dtype", "float32", *flags).code == 0
+
+
+def test_other_drafters_are_arms_and_subjects(bench) -> None:
+    done = bench("--drafter", "mixed", "--compare", "medusa,ngram,greedy", "--require-identical", "--json")
+    assert done.code == 0, done.err
+    report = done.document
+    assert list(report["arms"]) == ["mixed", "medusa", "ngram", "greedy"]
+    assert set(report["speedup"]) == {"medusa", "ngram", "greedy"}
+    assert all(one == {"same": 3, "of": 3} for one in report["identical"].values())
+    assert report["arms"]["mixed"]["tokens_per_step"] > 1

@@ -21,7 +21,9 @@ KEYS = [
 def generate(medusa: Medusa, tiny: Path, heads: Path) -> Medusa:
     def run(*args: object, stdin: str | bytes = "", heads: Path | None = heads):
         named = ("--heads", heads) if heads else ()
-        return medusa("generate", *args, "-m", tiny, "--dtype", "float32", "-n", 40, *named, stdin=stdin)
+        # how fast a tiny model is says nothing, so guesses are made whether they pay or not
+        watched = () if "--speculate" in args else ("--speculate", "on")
+        return medusa("generate", *args, "-m", tiny, "--dtype", "float32", "-n", 40, *named, *watched, stdin=stdin)
 
     return run
 
@@ -272,3 +274,35 @@ def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(generate
     assert (refused.code, refused.out) == (1, "")
     assert "3 texts of up to 128 tokens at once need " in refused.err
     assert refused.err.count(" hint: write fewer at once (--batch-size)") == 1
+
+
+@pytest.mark.parametrize("speculate", ["auto", "on", "off"])
+@pytest.mark.parametrize("drafter", ["medusa", "ngram", "mixed"])
+def test_every_drafter_writes_the_same_text(generate: Medusa, heads: Path, drafter: str, speculate: str) -> None:
+    named = None if drafter == "ngram" else heads
+    plain = generate(PROMPT, "--json", "--drafter", "none", heads=None).document
+    done = generate(PROMPT, "--json", "--drafter", drafter, "--speculate", speculate, heads=named)
+    assert done.document["token_ids"] == plain["token_ids"]
+    assert done.document["drafter"] == ("none" if speculate == "off" else drafter)
+    assert (done.document["heads"] is None) == (speculate == "off" or drafter == "ngram")
+
+
+def test_n_grams_copy_what_the_prompt_holds(generate: Medusa) -> None:
+    loop = "one two three four five six seven eight nine ten " * 4
+    done = generate(loop, "--no-chat", "--json", "--drafter", "ngram", heads=None)
+    assert done.code == 0, done.err
+    assert done.document["tree_size"] > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--drafter", "ngram", "--tree", "chain:2"), "finds a tree of its own"),
+        (("--drafter", "mixed", "--tree", "chain:2"), "finds a tree of its own"),
+        (("--drafter", "ngram"), "needs no heads"),
+    ],
+)
+def test_flags_that_a_drafter_has_no_use_for_are_refused(generate: Medusa, flags: tuple[str, ...], said: str) -> None:
+    done = generate(PROMPT, *flags)
+    assert done.code == 1
+    assert said in done.err

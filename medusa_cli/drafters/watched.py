@@ -1,0 +1,88 @@
+"""A drafter that is let go on only while it pays: its tokens a second against those of plain steps, both as seen here.
+
+It knows neither model nor heads: it sees when it is asked, and how far the texts have grown by then.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from medusa_cli.contracts import Context, Draft, Drafter
+from medusa_cli.trees.tree import TokenTree
+
+PLAIN_EVERY, PLAIN_STEPS = 48, 2  # while guessing pays, so many plain steps after so many others say what these cost
+TRIAL = 12  # steps with guesses before they are judged, and after each rest
+REST, LONGEST_REST = 32, 1024  # plain steps after guesses did not pay; twice as many each time
+WEIGHT = 0.1  # of the latest step in a speed
+OUTLIER = 4.0  # a step that took so many times the usual was interrupted
+
+
+@dataclass
+class Speed:
+    """Running means of seconds and tokens of a row, of steps of one kind."""
+
+    seconds: float = 0.0
+    tokens: float = 0.0
+    count: int = 0
+
+    def add(self, seconds: float, tokens: float) -> None:
+        """A step more."""
+        self.count += 1
+        weight = max(WEIGHT, 1 / self.count)
+        if self.count > 1:
+            seconds = min(seconds, OUTLIER * self.seconds)
+        self.seconds += weight * (seconds - self.seconds)
+        self.tokens += weight * (tokens - self.tokens)
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+class WatchedDrafter:
+    """Passes on what `drafter` guesses while that pays, and guesses nothing for a while when it does not."""
+
+    def __init__(self, drafter: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.drafter = drafter
+        self.name = drafter.name
+        self.size = drafter.size
+        self.guessing, self.plain = Speed(), Speed()
+        self._clock = clock
+        self._empty = TokenTree.empty()
+        self._last: tuple[float, int, bool] | None = None  # when, tokens of all rows, whether guesses were made
+        self._in_a_row = 0  # steps since the last change between guessing and plain steps
+        self._plain_left = 0
+        self._rest = REST
+
+    def start(self, context: Context) -> None:
+        """Rows are other ones than before; what speeds were seen stays."""
+        self._last = None
+        self.drafter.start(context)
+
+    def propose(self, context: Context) -> Draft:
+        """The drafter's guesses, or the roots alone."""
+        now, num_tokens = self._clock(), sum(map(len, context.tokens))
+        if self._last is not None:
+            begun, before, guessed = self._last
+            (self.guessing if guessed else self.plain).add(now - begun, (num_tokens - before) / len(context.tokens))
+        guess = self._decide()
+        self._last = now, num_tokens, guess
+        if guess:
+            return self.drafter.propose(context)
+        return Draft(context.root_B[:, None], self._empty.to(context.root_B.device))
+
+    def _decide(self) -> bool:
+        """Whether the next step is one with guesses."""
+        if self._plain_left:
+            self._plain_left -= 1
+            return False
+        self._in_a_row += 1
+        if self._in_a_row % TRIAL == 0 and self.plain.count and self.guessing.rate < self.plain.rate:
+            self._plain_left, self._in_a_row = self._rest - 1, 0
+            self._rest = min(LONGEST_REST, 2 * self._rest)
+            return False
+        if self._in_a_row >= PLAIN_EVERY or (self._in_a_row == TRIAL and not self.plain.count):
+            self._plain_left, self._in_a_row, self._rest = PLAIN_STEPS - 1, 0, REST
+            return False
+        return True
