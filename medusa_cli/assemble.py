@@ -11,7 +11,7 @@ from medusa_cli.acceptance.shaping import SAMPLING, Shaping, asked_of, shaping_o
 from medusa_cli.acceptance.typical import Typical
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
-from medusa_cli.drafters.gathered import Budget, GatheredDrafter, HeadGuesses
+from medusa_cli.drafters.gathered import Budget, GatheredDrafter, HeadGuesses, Source
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.none import NoDrafter
@@ -100,7 +100,7 @@ def _gathering(choice: DrafterChoice, heads: MedusaHeads | None, target: Target)
     size = MOST_GUESSES if choice.tree_size is None else choice.tree_size
     if not size:
         return NoDrafter()
-    sources = [Ngrams()] if heads is None else [HeadGuesses(heads, size), Ngrams()]
+    sources: list[Source] = [Ngrams()] if heads is None else [HeadGuesses(heads, size), Ngrams()]
     pace = Pace(step_costs(target)) if choice.speculate == "auto" else None
     return GatheredDrafter(sources, Budget(size, pace), "ngram" if heads is None else "mixed")
 

@@ -121,8 +121,8 @@ class DraftHeads(Protocol):
 
     config: Any
 
-    def inputs(self, hidden: Tensor, roots: Tensor) -> Tensor:
-        """What the heads see [..., I], from hidden states [..., H] and the ids they decided [...]."""
+    def inputs(self, hidden: Tensor, path: Tensor) -> Tensor:
+        """What the heads see [..., I], from hidden states [..., H] and ids from the root they decided on [..., n]."""
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """inputs [..., I] to draft logits [..., K, W] over the W entries of the draft vocabulary."""

@@ -176,7 +176,8 @@ def test_counts_are_short(count: float, text: str) -> None:
 def heads_for(model: Path, folder: Path) -> Path:
     """Fresh heads of one block for this model, written where a user would name them."""
     from medusa_cli.formats.native import write_heads
-    from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+    from medusa_cli.heads.config import MedusaConfig
+    from medusa_cli.heads.medusa import MedusaHeads
     from medusa_cli.recipe import TargetSettings
     from medusa_cli.target.load import load_target
 

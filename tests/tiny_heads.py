@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
 
 HIDDEN, VOCAB, REAL, HEADS, WIDTH = 16, 50, 47, 3, 20
 

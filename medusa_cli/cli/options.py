@@ -16,6 +16,7 @@ from medusa_cli.shelf import find_recipe
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 RunnerName = Literal["auto", "eager", "packed", "blocks", "compiled"]
+DrafterName = Literal["medusa", "hydra", "ngram", "mixed", "none"]
 AttentionName = Literal["auto", "eager", "sdpa", "grouped"]
 
 

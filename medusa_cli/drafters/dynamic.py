@@ -29,7 +29,7 @@ class DynamicMedusaDrafter:
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """Each row's likeliest paths under its root; siblings are distinct because ranks are."""
-        logits_BKW = self.heads(self.heads.inputs(context.hidden_BH, context.root_B))
+        logits_BKW = self.heads(self.heads.inputs(context.hidden_BH, context.root_B[:, None]))
         best = logits_BKW.float().log_softmax(-1).topk(self.num_ranks, dim=-1)
         tree = dynamic_tree(best.values, self.shape.size, self.shape.floor)
         ids_BC = self.heads.to_target_ids(best.indices).flatten(1)

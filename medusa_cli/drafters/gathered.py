@@ -150,7 +150,7 @@ class HeadGuesses:
 
     def plant(self, context: Context, tries: Sequence[Trie]) -> None:
         """The `size` likeliest paths of each row."""
-        logits_BKW = self.heads(self.heads.inputs(context.hidden_BH, context.root_B))
+        logits_BKW = self.heads(self.heads.inputs(context.hidden_BH, context.root_B[:, None]))
         best = logits_BKW.float().log_softmax(-1).topk(self.num_ranks, dim=-1)
         ids_BKR = self.heads.to_target_ids(best.indices).tolist()
         for trie, ids_KR, logp_KR in zip(tries, ids_BKR, best.values.tolist(), strict=True):

@@ -30,7 +30,7 @@ class MedusaDrafter:
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """Best tokens of each head under each row's root; siblings are distinct because ranks are."""
-        inputs = self.heads.inputs(context.hidden_BH, context.root_B)
+        inputs = self.heads.inputs(context.hidden_BH, context.root_B[:, None])
         best_BKR = self.heads(inputs).topk(self.num_ranks, dim=-1).indices
         tokens_BN = self.heads.to_target_ids(best_BKR).flatten(1)[:, self.entry_N.to(best_BKR.device)]
         tokens_BN[:, 0] = context.root_B

@@ -30,7 +30,8 @@ from torch import Tensor
 from medusa_cli.atomic import sync, write_atomically
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.places import DESCRIPTION
-from medusa_cli.heads.medusa import HeadsTarget, MedusaConfig, MedusaHeads, check_belongs
+from medusa_cli.heads.config import HeadsTarget, MedusaConfig, check_belongs
+from medusa_cli.heads.medusa import MedusaHeads
 
 FORMAT = "medusa-heads"
 VERSION = 1

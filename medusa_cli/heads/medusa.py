@@ -5,92 +5,24 @@ Inference Acceleration Framework with Multiple Decoding Heads" (arXiv 2401.10774
 may be the target's own, narrowed to a draft vocabulary, because an own one costs as much as a small target. And heads
 may see token t+1, the root, which is decided when they guess: a small module can't work out which token won.
 
-Shape letters: K heads, L layers of a head, H hidden, I inputs (H, or 2H with the root), V rows of the target's output
-matrix, W draft vocabulary.
+Hydra heads (arXiv 2402.05109) go on from there: head k also sees the guesses before its own on its path, so what it
+guesses after one token is not what it guesses after another.
+
+Shape letters: K heads, L layers of a head, H hidden, I inputs (H, 2H with the root, (1 + K)H with the path), P pairs
+of a head and a guess it sees, V rows of the target's output matrix, W draft vocabulary.
 """
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from medusa_cli.errors import HeadsMismatch
+from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.kernels.blocks import nearest_grid
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear
-from medusa_cli.recipe import Settings
-
-
-class MedusaConfig(Settings):
-    """What the heads are and which target they were trained for.
-
-    vocab_size    V: rows of the target's output matrix, padding rows included
-    draft_vocab   W: entries of the draft vocabulary; at most V
-    own_output    each head has a trained output matrix; otherwise all share the target's rows, which are not stored
-    sees_root     the heads also see the root, as its row of the target's output matrix
-    output_bias   the output has a bias (some targets' output does)
-    """
-
-    type: Literal["medusa"] = "medusa"
-    num_heads: int = Field(ge=1, le=1_000)
-    num_layers: int = Field(ge=1, le=1_000)
-    hidden_size: int = Field(ge=1, le=1_000_000)
-    vocab_size: int = Field(ge=1, le=100_000_000)
-    draft_vocab: int = Field(ge=1, le=100_000_000)
-    own_output: bool
-    output_bias: bool
-    sees_root: bool = False
-    target_name: str
-    target_fingerprint: str
-
-    @model_validator(mode="after")
-    def _draft_vocab_fits(self) -> "MedusaConfig":
-        if self.draft_vocab > self.vocab_size:
-            raise ValueError(f"draft_vocab {self.draft_vocab} is larger than the target's vocab_size {self.vocab_size}")
-        return self
-
-
-class HeadsTarget(Protocol):
-    """What heads need to know of a target. `output_bias` is only read by heads whose output has one."""
-
-    @property
-    def name(self) -> str:
-        """What it was asked for by."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A short hash of the weights' identity."""
-
-    @property
-    def hidden_size(self) -> int:
-        """H."""
-
-    @property
-    def vocab_size(self) -> int:
-        """V."""
-
-    @property
-    def real_vocab(self) -> int:
-        """Ids the tokenizer knows."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of weights and hidden states."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs go."""
-
-    @property
-    def output_weight(self) -> Tensor:
-        """The output matrix [V, H]."""
-
-    @property
-    def output_bias(self) -> Tensor | None:
-        """The output's bias [V], or None."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +37,8 @@ class MedusaHeads(nn.Module):
     """K heads of L residual blocks each, x + SiLU(Linear(x)), run as one batched product.
 
     weight [L, K, H, H], bias [L, K, H] and, with sees_root, root_weight [K, H, H], which reads the root in the first
-    block, start at zero, so that an untrained head repeats the target's own guess.
+    block, start at zero, so that an untrained head repeats the target's own guess. So does path_weight [P, H, H] of
+    hydra heads, through which head k reads guess j (from 1) of its path: pair k (k - 1) / 2 + j - 1.
     draft_ids [W] are the target ids of the draft vocabulary. With a shared output, `bind` must be called before
     `forward`; nothing bound is trained or stored.
     """
@@ -123,6 +56,7 @@ class MedusaHeads(nn.Module):
         self.weight = nn.Parameter(torch.zeros(num_layers, num_heads, hidden, hidden))
         self.bias = nn.Parameter(torch.zeros(num_layers, num_heads, hidden))
         self.root_weight = nn.Parameter(torch.zeros(num_heads, hidden, hidden)) if config.sees_root else None
+        self.path_weight = nn.Parameter(torch.zeros(config.num_pairs, hidden, hidden)) if config.num_pairs else None
         self.output_weight: nn.Parameter | None = None
         self.output_bias: nn.Parameter | None = None
         if config.own_output:
@@ -132,6 +66,7 @@ class MedusaHeads(nn.Module):
         self.packed_output: PackedLinear | None = None
         self.packed_block: PackedLinear | None = None
         self.packed_later: list[list[PackedLinear]] = []  # layer by layer after the first, a matrix for each head
+        self.packed_path: list[PackedLinear] = []  # for each guess of a path, the matrices of all heads that see it
         self.register_buffer("draft_ids", draft_ids_W.long())
         self.register_buffer("shared_weight", None, persistent=False)
         self.register_buffer("shared_bias", None, persistent=False)
@@ -183,7 +118,7 @@ class MedusaHeads(nn.Module):
         With blocks, the heads' own weights are rounded to 8 bits: they are read at every step, and only guess.
         """
 
-        def packed(weight_OI: Tensor, bias_O: Tensor) -> PackedLinear:
+        def packed(weight_OI: Tensor, bias_O: Tensor | None) -> PackedLinear:
             return packed_linear(nearest_grid(weight_OI) if blocks else weight_OI, bias_O, blocks=blocks)
 
         first_OI = self.weight[0].flatten(0, 1)
@@ -194,6 +129,7 @@ class MedusaHeads(nn.Module):
             [packed(weight_HH, bias_H) for weight_HH, bias_H in zip(*layer, strict=True)]
             for layer in zip(self.weight[1:], self.bias[1:], strict=True)
         ]
+        self.packed_path = [packed(self._seeing(guess), None) for guess in self._guesses_seen()]
         if self.shared_weight is not None:
             self.packed_output = packed_linear(self.shared_weight, self.shared_bias, blocks=blocks)
         return self
@@ -205,35 +141,81 @@ class MedusaHeads(nn.Module):
         rows = table_V[:width] if first else table_V[self.draft_ids.to(table_V.device)]
         return rows.detach().to(device=self.weight.device, dtype=self.weight.dtype)
 
-    def inputs(self, hidden: Tensor, roots: Tensor) -> Tensor:
-        """What the heads see [..., I]: hidden [..., H] and, with sees_root, the rows of the roots' ids [...].
+    def inputs(self, hidden: Tensor, path: Tensor) -> Tensor:
+        """What the heads see [..., I]: hidden [..., H] and, as far as they see them, the rows of path's ids [..., n].
 
-        Rows are brought to a mean square of 1, the scale of a normed hidden state.
+        path   the root and, for hydra heads, the K - 1 guesses after it; others look at the root only
         """
         if self.root_weight is None:
             return hidden
+        seen = path if self.path_weight is not None else path[..., :1]
+        return torch.cat([hidden, self._token_rows(seen).to(hidden.dtype).flatten(-2)], dim=-1)
+
+    def _token_rows(self, ids: Tensor) -> Tensor:
+        """The output matrix's rows of ids [...], brought to a mean square of 1, the scale of a normed hidden state."""
         assert self.root_rows is not None, "bind(output_weight) comes first"
-        rows = self.root_rows[roots].to(hidden.dtype)
-        return torch.cat([hidden, F.rms_norm(rows, rows.shape[-1:])], dim=-1)
+        rows = self.root_rows[ids]
+        return F.rms_norm(rows, rows.shape[-1:])
 
     def block_forward(self, inputs: Tensor) -> Tensor:
         """inputs [..., I] through every head's blocks: [..., K, H]."""
-        num_layers, num_heads, size = self.bias.shape
-        hidden = inputs[..., :size]
-        # The first layer's input is the same for all heads: one wide product instead of K narrow ones.
+        size = self.config.hidden_size
+        hidden, wide = inputs[..., :size], self.first_sums(inputs)
+        if self.path_weight is not None:
+            rows = inputs[..., 2 * size :].unflatten(-1, (-1, size))
+            terms = [self.path_sums(rows[..., guess - 1, :], guess) for guess in self._guesses_seen()]
+            wide = wide + sum(F.pad(term, (0, 0, guess, 0)) for guess, term in enumerate(terms, start=1))
+        return self._later_layers(hidden.unsqueeze(-2) + F.silu(wide))
+
+    def first_sums(self, inputs: Tensor) -> Tensor:
+        """What hidden state and root bring to every head's first block [..., K, H]; inputs past them are not read."""
+        num_heads, size = self.bias.shape[1:]
         if self.packed_block is not None:
-            wide = self.packed_block(inputs)
+            wide: Tensor = self.packed_block(inputs[..., : self.packed_block.in_features])
         else:
-            wide = F.linear(hidden, self.weight[0].view(num_heads * size, size), self.bias[0].view(-1))
+            # All heads read the same: one wide product instead of K narrow ones.
+            wide = F.linear(inputs[..., :size], self.weight[0].view(num_heads * size, size), self.bias[0].view(-1))
             if self.root_weight is not None:
-                wide = wide + F.linear(inputs[..., size:], self.root_weight.view(num_heads * size, size))
-        blocks = hidden.unsqueeze(-2) + F.silu(wide.unflatten(-1, (num_heads, size)))
-        for layer in range(1, num_layers):
+                roots = inputs[..., size : 2 * size]
+                wide = wide + F.linear(roots, self.root_weight.view(num_heads * size, size))
+        return wide.unflatten(-1, (num_heads, size))
+
+    def path_sums(self, rows: Tensor, guess: int) -> Tensor:
+        """What guess number `guess` (from 1) of a path brings to the first blocks of the heads that see it.
+
+        rows [..., H] to [..., K - guess, H]: heads number `guess` (from 0) and those after it.
+        """
+        wide = self.packed_path[guess - 1](rows) if self.packed_path else F.linear(rows, self._seeing(guess))
+        return wide.unflatten(-1, (-1, self.config.hidden_size))
+
+    def guess_rows(self, ids: Tensor) -> Tensor:
+        """The rows that `path_sums` reads of guesses [...], in the heads' dtype [..., H]."""
+        return self._token_rows(ids).to(self.weight.dtype)
+
+    def head_logits(self, hidden: Tensor, sums: Tensor, head: int) -> Tensor:
+        """Draft logits [..., W] of one head, from hidden [..., H] and the sums of its first block [..., H]."""
+        block = (hidden + F.silu(sums)).unsqueeze(-2)
+        return self._project(self._later_layers(block, slice(head, head + 1)), head).squeeze(-2)
+
+    def _guesses_seen(self) -> range:
+        """The guesses of a path that any head sees, counted from 1."""
+        return range(1, self.config.num_heads if self.path_weight is not None else 1)
+
+    def _seeing(self, guess: int) -> Tensor:
+        """The matrices [(K - guess) * H, H] of the heads that see this guess."""
+        assert self.path_weight is not None
+        pairs = [head * (head - 1) // 2 + guess - 1 for head in range(guess, self.config.num_heads)]
+        return self.path_weight[pairs].flatten(0, 1)
+
+    def _later_layers(self, blocks: Tensor, heads: slice = slice(None)) -> Tensor:
+        """The layers after the first, for these heads: blocks [..., k, H] of them, same shape."""
+        for layer in range(1, self.config.num_layers):
             if self.packed_later:
-                heads = zip(self.packed_later[layer - 1], blocks.unbind(-2), strict=True)
-                inner = torch.stack([packed(block) for packed, block in heads], dim=-2)
+                pairs = zip(self.packed_later[layer - 1][heads], blocks.unbind(-2), strict=True)
+                inner = torch.stack([packed(block) for packed, block in pairs], dim=-2)
             else:
-                inner = torch.einsum("...kh,kgh->...kg", blocks, self.weight[layer]) + self.bias[layer]
+                weight_kHH, bias_kH = self.weight[layer, heads], self.bias[layer, heads]
+                inner = torch.einsum("...kh,kgh->...kg", blocks, weight_kHH) + bias_kH
             blocks = blocks + F.silu(inner)
         return blocks
 
@@ -246,28 +228,19 @@ class MedusaHeads(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs [..., I] to logits [..., K, W] over the draft vocabulary."""
-        blocks = self.block_forward(inputs)
+        return self._project(self.block_forward(inputs), None)
+
+    def _project(self, blocks: Tensor, head: int | None) -> Tensor:
+        """blocks [..., k, H] of one head, or of all, to logits [..., k, W]."""
         if self.packed_output is not None:
             packed: Tensor = self.packed_output(blocks)
             return packed
-        if self.output_weight is None:
-            shared = self.projection(0)
-            return F.linear(blocks, shared.weight_WH, shared.bias_W)
+        if self.output_weight is None or head is not None:
+            own = self.projection(head or 0)
+            return F.linear(blocks, own.weight_WH, own.bias_W)
         logits = torch.einsum("...kh,kwh->...kw", blocks, self.output_weight)
         return logits if self.output_bias is None else logits + self.output_bias
 
     def to_target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft-vocabulary indices to the target's token ids, same shape."""
         return self.draft_ids[draft_ids]
-
-
-def check_belongs(config: MedusaConfig, target: HeadsTarget) -> None:
-    """Raise HeadsMismatch, saying what differs, unless heads of this config were trained for this target."""
-    hint = f"these heads belong to {config.target_name}: load that model, or train heads for this one"
-    for what, ours, theirs in (
-        ("a hidden size of", config.hidden_size, target.hidden_size),
-        ("a vocabulary of", config.vocab_size, target.vocab_size),
-        ("weights with the fingerprint", config.target_fingerprint, target.fingerprint),
-    ):
-        if ours != theirs:
-            raise HeadsMismatch(f"the heads need {what} {ours}; {target.name} has {theirs}", hint)

@@ -20,7 +20,8 @@ from medusa_cli import __version__
 from medusa_cli.data.distill import read_written
 from medusa_cli.errors import TrainingError
 from medusa_cli.formats.native import read_heads, write_heads
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
 from medusa_cli.produce.given import gather, own_words

@@ -13,7 +13,7 @@ import torch
 
 from medusa_cli.contracts import Draft
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.produce.given import READ_TOKENS
+from medusa_cli.produce.read import READ_TOKENS
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.loop import make_optimizer
@@ -81,12 +81,12 @@ def _learning(recipe: Recipe, heads: MedusaHeads) -> float:
     places = min(settings.batch_size, PLACES)
     optimizer = make_optimizer(heads, settings)
     hidden_BH = torch.randn(places, heads.config.hidden_size, device=device)
-    roots_B = torch.zeros(places, dtype=torch.long, device=device)
+    paths_BK = torch.zeros(places, heads.config.num_heads, dtype=torch.long, device=device)
     labels_BK = torch.randint(0, heads.config.draft_vocab, (places, heads.config.num_heads), device=device)
 
     def learn() -> None:
         optimizer.zero_grad(set_to_none=True)
-        inputs_BI = heads.inputs(hidden_BH, roots_B)
+        inputs_BI = heads.inputs(hidden_BH, paths_BK)
         score_and_learn(heads, inputs_BI, labels_BK, head_decay=settings.head_decay, chunk=settings.loss_chunk)
 
     return _median(device, learn, 2) / places + _median(device, optimizer.step, 2) / settings.batch_size

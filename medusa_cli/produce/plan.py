@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from medusa_cli.decode.room import free_bytes
 from medusa_cli.errors import TargetError
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.home import expanded
 from medusa_cli.produce.pace import Pace, measure_pace
 from medusa_cli.recipe import Recipe

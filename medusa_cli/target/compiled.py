@@ -72,7 +72,7 @@ class CompiledForward:
         return Seen(hidden_1TH.view(num_rows, num_nodes, -1), logits_1TV.view(num_rows, num_nodes, -1))
 
 
-def folder_of(model: nn.Module) -> Path:
+def folder_of(model: Any) -> Path:
     """Where the program for models like this one is kept on this machine. Raises CannotCompile without a compiler."""
     config = copy.deepcopy(model.config)
     config._name_or_path = ""
@@ -90,7 +90,7 @@ def folder_of(model: nn.Module) -> Path:
     return cache_home() / "forwards" / hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
-def build(model: nn.Module, mask_kinds: Sequence[str] | None) -> Path:
+def build(model: Any, mask_kinds: Sequence[str] | None) -> Path:
     """Compile the forward, unless an earlier run did; a minute or two. Returns its folder.
 
     mask_kinds   kinds of layers when the model picks its masks out of a mapping, else None

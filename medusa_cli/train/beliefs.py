@@ -52,7 +52,7 @@ def _logp(heads: MedusaHeads, examples: Examples, rows_B: NDArray[np.int64], num
     """Log-chances [B, K, R] of the best guesses, on the host."""
     device = heads.weight.device
     hidden_BH = examples.hidden(rows_B, device).to(heads.weight.dtype)
-    logits_BKW = heads(heads.inputs(hidden_BH, examples.roots(rows_B, device)))
+    logits_BKW = heads(heads.inputs(hidden_BH, examples.paths(rows_B, device)))
     return logits_BKW.float().log_softmax(-1).topk(num_ranks, dim=-1).values.cpu()
 
 

@@ -153,9 +153,14 @@ class Examples:
         hidden_BH = torch.from_numpy(np.asarray(self.corpus.hidden_TH[self.places_N[rows_B]]))
         return hidden_BH.to(device).float()
 
-    def roots(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
-        """The ids [B] int64 that these hidden states decided: the roots under which the heads would guess."""
-        return torch.from_numpy(self.corpus.ids_T[self.places_N[rows_B] + 1]).to(device).long()
+    def paths(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
+        """The ids [B, K] int64 from the root on, which the hidden state decided: what the last head would see.
+
+        Past the corpus's end the last id is repeated; no head that sees those is asked anything.
+        """
+        places_BK = self.places_N[rows_B][:, None] + 1 + np.arange(self.num_heads)
+        ids_BK = self.corpus.ids_T[np.minimum(places_BK, len(self.corpus.ids_T) - 1)]
+        return torch.from_numpy(ids_BK).to(device).long()
 
     def labels(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
         """labels [B, K] int64 of these examples."""

@@ -215,7 +215,7 @@ def _take_step(state: TrainState, examples: Examples, batch: _Batch, settings: T
     state.optimizer.zero_grad(set_to_none=True)
     scores = score_and_learn(
         heads,
-        heads.inputs(examples.hidden(batch.rows_B, device), examples.roots(batch.rows_B, device)),
+        heads.inputs(examples.hidden(batch.rows_B, device), examples.paths(batch.rows_B, device)),
         examples.labels(batch.rows_B, device),
         head_decay=settings.head_decay,
         chunk=settings.loss_chunk,
@@ -248,7 +248,7 @@ def _evaluate(heads: MedusaHeads, examples: Examples, settings: TrainSettings) -
     parts = []
     for start in range(0, len(rows), settings.batch_size):
         rows_B = rows[start : start + settings.batch_size]
-        inputs_BI = heads.inputs(examples.hidden(rows_B, device), examples.roots(rows_B, device))
+        inputs_BI = heads.inputs(examples.hidden(rows_B, device), examples.paths(rows_B, device))
         labels_BK = examples.labels(rows_B, device)
         parts.append(score(heads, inputs_BI, labels_BK, head_decay=settings.head_decay, chunk=settings.loss_chunk))
     return combine(parts, settings.head_decay)

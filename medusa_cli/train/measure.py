@@ -178,7 +178,7 @@ def _rank_batch(
     device = heads.weight.device
     with torch.no_grad():
         hidden_BH = examples.hidden(rows_B, device).to(heads.weight.dtype)
-        blocks_BKH = heads.block_forward(heads.inputs(hidden_BH, examples.roots(rows_B, device)))
+        blocks_BKH = heads.block_forward(heads.inputs(hidden_BH, examples.paths(rows_B, device)))
         for head in range(labels_BK.shape[1]):
             projection = heads.projection(head)
             inside = np.flatnonzero(asked_BK[:, head] & (labels_BK[:, head] >= 0))

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from medusa_cli.contracts import Draft, Seen, Verdict
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.model import Target
 from medusa_cli.trees.tree import TokenTree

@@ -9,7 +9,8 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.errors import TreeError
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.trees.dynamic import DynamicShape
 from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
@@ -56,7 +57,7 @@ def test_the_nodes_are_the_likeliest_paths_of_each_row() -> None:
     heads = random_heads(target)
     context = context_of(2, target.hidden_size)
     draft = DynamicMedusaDrafter(heads, DynamicShape(6)).propose(context)
-    logp_BKW = heads(heads.inputs(context.hidden_BH, context.root_B)).log_softmax(-1)
+    logp_BKW = heads(heads.inputs(context.hidden_BH, context.root_B[:, None])).log_softmax(-1)
     for row in range(2):
         first = logp_BKW[row, 0].argmax()
         assert int(draft.tokens_BN[row, 0]) == int(context.root_B[row])

@@ -78,7 +78,7 @@ def test_a_reader_written_to_the_published_layout_gets_the_same_logits(tmp_path,
     write_heads(heads, tmp_path)
     hidden, root = torch.randn(HIDDEN), 9
     theirs = independent_logits(tmp_path, hidden.numpy(), FakeTarget().output_weight.numpy(), root)
-    ours = heads(heads.inputs(hidden, torch.tensor(root)))
+    ours = heads(heads.inputs(hidden, torch.tensor([root])))
     np.testing.assert_allclose(theirs, ours.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 

@@ -3,7 +3,8 @@ import torch
 from pydantic import ValidationError
 
 from medusa_cli.errors import HeadsMismatch
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
 
 HIDDEN, VOCAB, HEADS, WIDTH = 16, 50, 3, 20
 
@@ -141,7 +142,7 @@ def test_untrained_heads_that_see_the_root_give_the_target_s_own_logits():
     heads = MedusaHeads.fresh(config(sees_root=True), draft_ids(), output())
     hidden, roots = torch.randn(5, HIDDEN), torch.randint(VOCAB, (5,))
     expected = (hidden @ output().T)[:, draft_ids()]
-    torch.testing.assert_close(heads(heads.inputs(hidden, roots))[:, 0], expected)
+    torch.testing.assert_close(heads(heads.inputs(hidden, roots[:, None]))[:, 0], expected)
 
 
 def test_heads_that_see_the_root_guess_by_it_and_others_do_not():
@@ -149,7 +150,7 @@ def test_heads_that_see_the_root_guess_by_it_and_others_do_not():
     roots = torch.tensor([3, 4])
     for sees_root in (True, False):
         heads = randomise(MedusaHeads.fresh(config(sees_root=sees_root), draft_ids(), output()))
-        one, other = heads(heads.inputs(hidden, roots))
+        one, other = heads(heads.inputs(hidden, roots[:, None]))
         assert torch.equal(one, other) != sees_root
 
 
@@ -157,7 +158,7 @@ def test_the_root_enters_the_first_block_as_its_normed_row_of_the_output_matrix(
     heads = randomise(MedusaHeads.fresh(config(sees_root=True, num_layers=2), draft_ids(), output()))
     hidden, root = torch.randn(HIDDEN), 7
     row = output()[root] / output()[root].square().mean().sqrt()
-    got = heads.block_forward(heads.inputs(hidden, torch.tensor(root)))
+    got = heads.block_forward(heads.inputs(hidden, torch.tensor([root])))
     for head in range(HEADS):
         first = heads.weight[0, head] @ hidden + heads.bias[0, head] + heads.root_weight[head] @ row
         x = hidden + torch.nn.functional.silu(first)

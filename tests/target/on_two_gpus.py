@@ -16,7 +16,8 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from transformers import AutoModelForCausalLM
 
 from medusa_cli.contracts import Draft, Verdict
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.target.load import mask_kinds
 from medusa_cli.target.model import Identity, Target
 from medusa_cli.trees.tree import TokenTree
@@ -104,5 +105,5 @@ def test_heads_guess_on_the_first_gpu_where_the_output_matrix_is_on_the_second()
     with torch.device(FIRST):
         heads = MedusaHeads(config, torch.zeros(97, dtype=torch.long))
     heads.root_rows = heads.shared_weight = target.output_weight
-    inputs = heads.inputs(torch.zeros(1, 32, device=FIRST), torch.zeros(1, dtype=torch.long, device=FIRST))
+    inputs = heads.inputs(torch.zeros(1, 32, device=FIRST), torch.zeros(1, 1, dtype=torch.long, device=FIRST))
     assert heads(inputs).device == FIRST

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog
 from medusa_cli.train.corpus import Corpus, Examples
 from medusa_cli.train.loop import Event, Outlets, Sets

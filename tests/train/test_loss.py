@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from medusa_cli.heads.medusa import MedusaConfig, MedusaHeads
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.train.corpus import NOT_ASKED, OUTSIDE
 from medusa_cli.train.loss import combine, score, score_and_learn
 

@@ -1,0 +1,106 @@
+"""What heads are, which target they were trained for, and whether a target is the one.
+
+Shape letters: K heads, H hidden, P pairs of a head and a guess it sees, V rows of the target's output matrix, W draft
+vocabulary.
+"""
+
+from typing import Literal, Protocol
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from medusa_cli.errors import HeadsMismatch
+from medusa_cli.recipe import Settings
+
+
+class MedusaConfig(Settings):
+    """What the heads are and which target they were trained for.
+
+    vocab_size    V: rows of the target's output matrix, padding rows included
+    draft_vocab   W: entries of the draft vocabulary; at most V
+    own_output    each head has a trained output matrix; otherwise all share the target's rows, which are not stored
+    sees_root     the heads also see the root, as its row of the target's output matrix
+    output_bias   the output has a bias (some targets' output does)
+    """
+
+    type: Literal["medusa", "hydra"] = "medusa"
+    num_heads: int = Field(ge=1, le=1_000)
+    num_layers: int = Field(ge=1, le=1_000)
+    hidden_size: int = Field(ge=1, le=1_000_000)
+    vocab_size: int = Field(ge=1, le=100_000_000)
+    draft_vocab: int = Field(ge=1, le=100_000_000)
+    own_output: bool
+    output_bias: bool
+    sees_root: bool = False
+    target_name: str
+    target_fingerprint: str
+
+    @property
+    def num_pairs(self) -> int:
+        """P: head k sees the k guesses before its own, if it sees any."""
+        return self.num_heads * (self.num_heads - 1) // 2 if self.type == "hydra" else 0
+
+    @model_validator(mode="after")
+    def _hydra_sees_the_root(self) -> "MedusaConfig":
+        if self.type == "hydra" and not self.sees_root:
+            raise ValueError("hydra heads see the root: sees_root can't be false")
+        return self
+
+    @model_validator(mode="after")
+    def _draft_vocab_fits(self) -> "MedusaConfig":
+        if self.draft_vocab > self.vocab_size:
+            raise ValueError(f"draft_vocab {self.draft_vocab} is larger than the target's vocab_size {self.vocab_size}")
+        return self
+
+
+class HeadsTarget(Protocol):
+    """What heads need to know of a target. `output_bias` is only read by heads whose output has one."""
+
+    @property
+    def name(self) -> str:
+        """What it was asked for by."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash of the weights' identity."""
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+
+    @property
+    def real_vocab(self) -> int:
+        """Ids the tokenizer knows."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and hidden states."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+
+    @property
+    def output_weight(self) -> Tensor:
+        """The output matrix [V, H]."""
+
+    @property
+    def output_bias(self) -> Tensor | None:
+        """The output's bias [V], or None."""
+
+
+def check_belongs(config: MedusaConfig, target: HeadsTarget) -> None:
+    """Raise HeadsMismatch, saying what differs, unless heads of this config were trained for this target."""
+    hint = f"these heads belong to {config.target_name}: load that model, or train heads for this one"
+    for what, ours, theirs in (
+        ("a hidden size of", config.hidden_size, target.hidden_size),
+        ("a vocabulary of", config.vocab_size, target.vocab_size),
+        ("weights with the fingerprint", config.target_fingerprint, target.fingerprint),
+    ):
+        if ours != theirs:
+            raise HeadsMismatch(f"the heads need {what} {ours}; {target.name} has {theirs}", hint)
