@@ -12,6 +12,7 @@ from medusa_cli.acceptance.typical import Typical
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.gathered import Budget, GatheredDrafter, HeadGuesses, Source
+from medusa_cli.drafters.hydra import DynamicHydraDrafter, HydraDrafter, HydraGuesses
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.none import NoDrafter
@@ -37,6 +38,7 @@ __all__ = [
     "check_choice",
     "check_sampling",
     "find_heads",
+    "in_shape",
     "lay_out_heads",
     "load_choosing",
     "load_drafter",
@@ -44,7 +46,7 @@ __all__ = [
 ]
 
 
-DrafterName = Literal["medusa", "ngram", "mixed", "none"]
+DrafterName = Literal["medusa", "hydra", "ngram", "mixed", "none"]
 Speculate = Literal["auto", "on", "off"]
 MOST_GUESSES = 16  # nodes that n-gram and mixed drafts may have where no size is named; how many pay is found out
 
@@ -79,20 +81,33 @@ def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
         return NoDrafter()
     heads = read_heads(folder, target) if folder is not None else None
     if heads is not None:
+        _check_kind(choice, heads)
         lay_out_heads(heads, target)
     if choice.name in ("ngram", "mixed"):
         return _gathering(choice, heads, target)
     assert heads is not None
     assert folder is not None
-    drafter = _in_shape(heads, _choose_tree(choice, folder))
+    drafter = in_shape(heads, _choose_tree(choice, folder))
     return drafter if choice.speculate == "on" or drafter.size == 0 else WatchedDrafter(drafter)
 
 
-def _in_shape(heads: MedusaHeads, shape: TokenTree | DynamicShape) -> Drafter:
+def _check_kind(choice: DrafterChoice, heads: MedusaHeads) -> None:
+    """Raise FormatError when heads of one kind were asked for and those of another are there."""
+    if choice.name in ("medusa", "hydra") and choice.name != heads.config.type:
+        raise FormatError(
+            f"--drafter {choice.name} was asked for, and these are {heads.config.type} heads",
+            f"use --drafter {heads.config.type}, or name other heads with --heads",
+        )
+
+
+def in_shape(heads: MedusaHeads, shape: TokenTree | DynamicShape) -> Drafter:
     """Heads that draft in this shape."""
+    hydra = heads.config.type == "hydra"
     if isinstance(shape, DynamicShape):
-        return DynamicMedusaDrafter(heads, shape)
-    return MedusaDrafter(heads, shape) if shape.num_nodes > 1 else NoDrafter()
+        return DynamicHydraDrafter(heads, shape) if hydra else DynamicMedusaDrafter(heads, shape)
+    if shape.num_nodes == 1:
+        return NoDrafter()
+    return HydraDrafter(heads, shape) if hydra else MedusaDrafter(heads, shape)
 
 
 def _gathering(choice: DrafterChoice, heads: MedusaHeads | None, target: Target) -> Drafter:
@@ -100,7 +115,10 @@ def _gathering(choice: DrafterChoice, heads: MedusaHeads | None, target: Target)
     size = MOST_GUESSES if choice.tree_size is None else choice.tree_size
     if not size:
         return NoDrafter()
-    sources: list[Source] = [Ngrams()] if heads is None else [HeadGuesses(heads, size), Ngrams()]
+    sources: list[Source] = [Ngrams()]
+    if heads is not None:
+        kind = HydraGuesses if heads.config.type == "hydra" else HeadGuesses
+        sources.insert(0, kind(heads, size))
     pace = Pace(step_costs(target)) if choice.speculate == "auto" else None
     return GatheredDrafter(sources, Budget(size, pace), "ngram" if heads is None else "mixed")
 
@@ -204,7 +222,7 @@ def _folder(choice: DrafterChoice, model: str) -> Path | None:
         if choice.heads is not None:
             raise RecipeError("--drafter ngram needs no heads", "leave out --heads, or use --drafter mixed")
         return None
-    folder = find_heads(choice.heads, model)
+    folder = find_heads(choice.heads, model, "hydra" if choice.name == "hydra" else "medusa")
     if folder is None and (choice.name is not None or tree_named):
         raise FormatError(f"no heads are known for {model}", "name some with --heads, or make them: medusa train-heads")
     return folder

@@ -131,6 +131,22 @@ class DraftHeads(Protocol):
         """Draft-vocabulary indices to the target's token ids, same shape."""
 
 
+class PathHeads(DraftHeads, Protocol):
+    """Heads that also see the guesses before theirs, asked level by level."""
+
+    def first_sums(self, inputs: Tensor) -> Tensor:
+        """What hidden state and root bring to every head's first block [..., K, H]."""
+
+    def guess_rows(self, ids: Tensor) -> Tensor:
+        """The rows [..., H] that stand for guesses [...]."""
+
+    def path_sums(self, rows: Tensor, guess: int) -> Tensor:
+        """What guess number `guess` (from 1) brings to the heads from that number on [..., K - guess, H]."""
+
+    def head_logits(self, hidden: Tensor, sums: Tensor, head: int) -> Tensor:
+        """Draft logits [..., W] of one head, from hidden [..., H] and its sums [..., H]."""
+
+
 class HeadFormat(Protocol):
     """One folder layout for heads: recognised by what it holds, never by failing."""
 

@@ -82,7 +82,9 @@ class TargetSettings(Settings):
 class HeadsSettings(Settings):
     """The shape of the heads."""
 
-    type: Literal["medusa"] = "medusa"
+    type: Literal["medusa", "hydra"] = Field(
+        "medusa", description="hydra heads also see the guesses before theirs: better guesses, dearer drafts"
+    )
     num_heads: int = Field(4, ge=1, le=16)
     num_layers: int = Field(1, ge=1, le=8)
     draft_vocab: int = Field(8192, ge=0, description="entries of the narrowed draft vocabulary; 0 keeps all")

@@ -21,7 +21,7 @@ from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.recipe import TargetSettings
 
-OTHERS: tuple[DrafterName, ...] = ("medusa", "ngram", "mixed")
+OTHERS: tuple[DrafterName, ...] = ("medusa", "hydra", "ngram", "mixed")
 _LOOKUP_TOKENS = 6
 
 
@@ -87,7 +87,7 @@ def _drafters(choice: DrafterChoice, subject: str, names: Sequence[str], target:
     drafters = {subject: load_drafter(choice, target)}
     for name in OTHERS:
         if name in names and name not in drafters:
-            heads = choice.heads if name in ("medusa", "mixed") else None
+            heads = choice.heads if name != "ngram" else None
             other = replace(choice, name=name, heads=heads, tree=None, tree_size=None)
             drafters[name] = load_drafter(other, target)
     if "greedy" in names:

@@ -16,7 +16,7 @@ from medusa_cli.errors import DataError
 if TYPE_CHECKING:
     from medusa_cli.bench.build import Bench
 
-OURS = ("greedy", "medusa", "ngram", "mixed")
+OURS = ("greedy", "medusa", "hydra", "ngram", "mixed")
 ARMS = (*OURS, "hf-greedy", "hf-prompt-lookup")
 PLANNED = ("llama-cpp",)
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -28,7 +28,7 @@ def command(
     compare: Annotated[
         str,
         typer.Option(
-            help="Arms to compare with, by commas: greedy (our loop without guesses), medusa, ngram or mixed (our loop "
+            help="Arms to compare with, by commas: greedy (our loop without guesses), medusa, hydra, ngram or mixed (our loop "
             "with another drafter), hf-greedy (transformers), hf-prompt-lookup. On a CPU the hf arms run in float32 "
             "and bfloat16 unless one is named: hf-greedy@float32."
         ),
@@ -56,7 +56,7 @@ def command(
     tree: options.Tree = None,
     tree_size: options.TreeSize = None,
     drafter: Annotated[
-        Literal["medusa", "ngram", "mixed"], typer.Option("--drafter", help="who guesses in our own arm")
+        Literal["medusa", "hydra", "ngram", "mixed"], typer.Option("--drafter", help="who guesses in our own arm")
     ] = "medusa",
     speculate: options.Speculate = "auto",
     revision: options.Revision = None,

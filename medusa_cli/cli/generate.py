@@ -202,7 +202,8 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int, chec
     from medusa_cli.assemble import find_heads
 
     target, made = parts.target, answer.generation
-    folder = find_heads(heads, target.name) if parts.drafter.name in ("medusa", "mixed") else None
+    kind = "hydra" if parts.drafter.name == "hydra" else "medusa"
+    folder = find_heads(heads, target.name, kind) if parts.drafter.name not in ("ngram", "none") else None
     return {
         "prompt": answer.prompt,
         "text": answer.text,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def command(
     overrides: options.Overrides = None,
-    heads_type: Annotated[Literal["medusa"] | None, setting("Kind of heads.", HeadsSettings, "type")] = None,
+    heads_type: Annotated[Literal["medusa", "hydra"] | None, setting("Kind of heads.", HeadsSettings, "type")] = None,
     num_heads: Annotated[int | None, setting("Heads: guesses ahead.", HeadsSettings, "num_heads", metavar="N")] = None,
     num_layers: Annotated[int | None, setting("Blocks a head.", HeadsSettings, "num_layers", metavar="N")] = None,
     draft_vocab: Annotated[

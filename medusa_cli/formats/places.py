@@ -10,13 +10,14 @@ LONGEST_NAME = 200  # a longer one is no file name
 SHIPPED = Path(__file__).parents[1] / "heads" / "shipped"
 
 
-def find_heads(heads: str | None, model: str) -> Path | None:
+def find_heads(heads: str | None, model: str, kind: str = "medusa") -> Path | None:
     """The folder of the heads named, or of those that come with the package for this model; None when it has none.
 
+    kind    of those that come with the package
     model   an alias; a folder or hub id has no shipped heads. Raises FormatError when heads are named and not there.
     """
     if heads is None:
-        folder = SHIPPED / model / "medusa"
+        folder = SHIPPED / model / kind
         alias = "/" not in model and len(model) <= LONGEST_NAME
         return folder if alias and (folder / DESCRIPTION).is_file() else None
     folder = expanded(heads)

@@ -5,15 +5,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
-from medusa_cli.assemble import lay_out_heads
-from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
-from medusa_cli.drafters.medusa import MedusaDrafter
+from medusa_cli.assemble import in_shape, lay_out_heads
 from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.produce.cost import measure_drafting, measure_step_cost
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
-from medusa_cli.train.beliefs import Beliefs, beliefs_at, replay
+from medusa_cli.train.beliefs import Beliefs, beliefs_at
 from medusa_cli.train.corpus import Examples
 from medusa_cli.train.measure import Measurement, PathCounts, fit_tree_joint, measure
 from medusa_cli.trees.build import Choice, StepCost, choose_size, predict
@@ -53,12 +51,12 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
     measurement = measure(heads, held_out, num_ranks=num_ranks, chunk=recipe.train.loss_chunk, source=SOURCE)
     largest = max(recipe.tree.max_size, recipe.tree.size or 0)
     lay_out_heads(heads, target)
-    drafter = MedusaDrafter(heads, TokenTree.chain(heads.config.num_heads))
+    drafter = in_shape(heads, TokenTree.chain(heads.config.num_heads))
     costs = measure_step_cost(target, drafter, max_nodes=largest + 1, context=COST_CONTEXT, repeats=COST_REPEATS)
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)
     shape: DynamicShape | None = None
     if recipe.tree.size is None and largest:
-        drafts = measure_drafting(target, [drafter, DynamicMedusaDrafter(heads, _TYPICAL)], repeats=DRAFT_REPEATS)
+        drafts = measure_drafting(target, [drafter, in_shape(heads, _TYPICAL)], repeats=DRAFT_REPEATS)
         ranks = min(BELIEF_RANKS, heads.config.draft_vocab)
         beliefs = beliefs_at(heads, held_out, measurement.ranks, num_ranks=ranks, most=BELIEF_PLACES)
         choice, shape = _best([(choice, None), *_promises(beliefs, costs, drafts, largest)])
@@ -85,7 +83,7 @@ def _promises(
     for size in (size for size in SIZES if size <= largest):
         for floor in FLOORS:
             shape = DynamicShape(size, floor)
-            played = replay(beliefs, shape)
+            played = beliefs.replay(shape)
             seconds = sum(
                 count * (cost.seconds(nodes) + dynamic - (fixed if nodes > 1 else 0))
                 for nodes, count in played.sizes.items()

@@ -136,6 +136,7 @@ def _fresh_heads(recipe: Recipe, target: Target, material: Material) -> MedusaHe
         material.corpus, material.learnt, size=recipe.heads.draft_vocab, real_vocab=target.real_vocab
     )
     config = MedusaConfig(
+        type=recipe.heads.type,
         num_heads=recipe.heads.num_heads,
         num_layers=recipe.heads.num_layers,
         hidden_size=target.hidden_size,

@@ -256,6 +256,7 @@ def _config(recipe: Recipe, hidden_size: int, vocab_size: int, draft_vocab: int)
     """The heads that the recipe asks for."""
     wanted = recipe.heads
     return MedusaConfig(
+        type=recipe.heads.type,
         num_heads=wanted.num_heads,
         num_layers=wanted.num_layers,
         hidden_size=hidden_size,

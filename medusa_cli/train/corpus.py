@@ -158,9 +158,16 @@ class Examples:
 
         Past the corpus's end the last id is repeated; no head that sees those is asked anything.
         """
-        places_BK = self.places_N[rows_B][:, None] + 1 + np.arange(self.num_heads)
-        ids_BK = self.corpus.ids_T[np.minimum(places_BK, len(self.corpus.ids_T) - 1)]
-        return torch.from_numpy(ids_BK).to(device).long()
+        return self._ids(rows_B, 1).to(device)
+
+    def following(self, rows_B: NDArray[np.int64]) -> Tensor:
+        """The ids [B, K] int64 that come after the root: what the heads are asked for. As above past the end."""
+        return self._ids(rows_B, 2)
+
+    def _ids(self, rows_B: NDArray[np.int64], first: int) -> Tensor:
+        """The K ids from `first` places after each example's on."""
+        places_BK = self.places_N[rows_B][:, None] + first + np.arange(self.num_heads)
+        return torch.from_numpy(self.corpus.ids_T[np.minimum(places_BK, len(self.corpus.ids_T) - 1)]).long()
 
     def labels(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
         """labels [B, K] int64 of these examples."""
