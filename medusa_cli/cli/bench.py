@@ -28,9 +28,9 @@ def command(
     compare: Annotated[
         str,
         typer.Option(
-            help="Arms to compare with, by commas: greedy (our loop without guesses), medusa, hydra, ngram or mixed (our loop "
-            "with another drafter), hf-greedy (transformers), hf-prompt-lookup. On a CPU the hf arms run in float32 "
-            "and bfloat16 unless one is named: hf-greedy@float32."
+            help="Arms to compare with, by commas: greedy (our loop without guesses), medusa, hydra, ngram, mixed (our "
+            "loop with another drafter), hf-greedy (transformers), hf-prompt-lookup. On a CPU the hf arms run in "
+            "float32 and bfloat16 unless one is named: hf-greedy@float32."
         ),
     ] = "greedy",
     prompts: Annotated[

@@ -5,25 +5,28 @@
 // Weights of GROUP outputs stand beside each other, so that one stream of memory feeds several sums at once: a single
 // sum would wait for each of its additions.
 //
-// Letters: M input rows, K inputs, N outputs, O outputs at once, S numbers between the rows of y.
+// Letters: M input rows, K inputs, N outputs, O outputs at once; X and S numbers between the rows of x and of y.
 
 #include <cmath>
+#include <omp.h>
 
 #include "lanes.h"
 
 static const int BLOCK = 32;
 static const int RUN = 64;       // inputs whose weights stand together
 static const int GROUP = 4;      // outputs whose weights stand together
-static const int MOST_ROWS = 7;  // of a tile: with their weights they fill the registers of AVX2
+static const int MOST_ROWS = 8;  // of a tile: with their weights they fill the registers of AVX2
+static const long STRETCH = 1024;  // inputs at most that are gone through at once: rows of a tile stay in the nearest cache
 
 // A run of a group: 32 bytes for each output, lane i holding the quants of the inputs i, i + 8, ... from its lowest bits
 // on; then step and offset of each output's two blocks.
 struct FourBits {
     static const long QUANTS = GROUP * RUN / 2, BYTES = QUANTS + GROUP * 4 * sizeof(float);
     static long group_bytes(long K) { return K / RUN * BYTES; }
+    static long bytes_before(long k) { return k / RUN * BYTES; }  // inputs, in a group
 
     template <int M, int O>
-    static inline void accumulate(const float *x, long K, const uint8_t *group, int first, Floats *sums) {
+    static inline void accumulate(const float *x, long X, long K, const uint8_t *group, int first, Floats *sums) {
         for (long k = 0; k < K; k += RUN, group += BYTES) {
             const float *grid = (const float *)(group + QUANTS) + first * 4;
 #pragma GCC unroll 4
@@ -39,7 +42,7 @@ struct FourBits {
                         const Floats weights = multiply_add(quants, step, offset);
 #pragma GCC unroll 8
                         for (int m = 0; m < M; m++)
-                            sums[o * M + m] = multiply_add(weights, load(x + m * K + k + LANES * part), sums[o * M + m]);
+                            sums[o * M + m] = multiply_add(weights, load(x + m * X + k + LANES * part), sums[o * M + m]);
                     }
                 }
             }
@@ -51,9 +54,10 @@ struct FourBits {
 struct EightBits {
     static const long QUANTS = GROUP * RUN, BYTES = QUANTS + GROUP * 2 * sizeof(float);
     static long group_bytes(long K) { return K / RUN * BYTES; }
+    static long bytes_before(long k) { return k / RUN * BYTES; }  // inputs, in a group
 
     template <int M, int O>
-    static inline void accumulate(const float *x, long K, const uint8_t *group, int first, Floats *sums) {
+    static inline void accumulate(const float *x, long X, long K, const uint8_t *group, int first, Floats *sums) {
         for (long k = 0; k < K; k += RUN, group += BYTES) {
             const float *grid = (const float *)(group + QUANTS) + first * 2;
 #pragma GCC unroll 4
@@ -69,7 +73,7 @@ struct EightBits {
                         const float *inputs = x + k + block * BLOCK + LANES * part;
 #pragma GCC unroll 8
                         for (int m = 0; m < M; m++)
-                            sums[o * M + m] = multiply_add(weights, load(inputs + m * K), sums[o * M + m]);
+                            sums[o * M + m] = multiply_add(weights, load(inputs + m * X), sums[o * M + m]);
                     }
                 }
         }
@@ -92,80 +96,118 @@ static inline Floats widen(const uint16_t *from) {  // bfloat16: the upper half 
 template <class Number>
 struct Plain {
     static long group_bytes(long K) { return GROUP * K * sizeof(Number); }
+    static long bytes_before(long k) { return k * sizeof(Number); }
 
     template <int M, int O>
-    static inline void accumulate(const float *x, long K, const uint8_t *group, int first, Floats *sums) {
-        const Number *rows = (const Number *)group + first * K;
+    static inline void accumulate(const float *x, long X, long K, const uint8_t *group, int first, Floats *sums) {
+        const Number *rows = (const Number *)group + first * X;
         for (long k = 0; k < K; k += LANES)
 #pragma GCC unroll 4
             for (int o = 0; o < O; o++) {
-                const Floats weights = widen(rows + o * K + k);
+                const Floats weights = widen(rows + o * X + k);
 #pragma GCC unroll 8
                 for (int m = 0; m < M; m++)
-                    sums[o * M + m] = multiply_add(weights, load(x + m * K + k), sums[o * M + m]);
+                    sums[o * M + m] = multiply_add(weights, load(x + m * X + k), sums[o * M + m]);
             }
     }
 };
 
+// A stretch of inputs of a group: from x and the weights of its first input on. Later stretches are added to y.
+struct Stretch {
+    const float *x;
+    long X;  // between the rows of x
+    long K;
+    const uint8_t *group;
+    float *y;
+    long S;
+    bool later;
+};
+
 template <class Grid, int M, int O>
-static inline void tile(const float *x, long K, const uint8_t *group, int first, float *y, long S) {
+static inline void tile(const Stretch &s, int first) {
     Floats sums[M * O] = {};
-    Grid::template accumulate<M, O>(x, K, group, first, sums);
+    Grid::template accumulate<M, O>(s.x, s.X, s.K, s.group, first, sums);
     for (int o = 0; o < O; o++)
-        for (int m = 0; m < M; m++) y[m * S + o] = sum(sums[o * M + m]);
+        for (int m = 0; m < M; m++) {
+            float *y = s.y + m * s.S + first + o;
+            *y = s.later ? *y + sum(sums[o * M + m]) : sum(sums[o * M + m]);
+        }
 }
 
 // `count` outputs of a group, as many at once as there are registers for.
 template <class Grid, int M>
-static void tiles(const float *x, long K, const uint8_t *group, int count, float *y, long S) {
+static void tiles(const Stretch &s, int count) {
     const int O = M <= 3 ? GROUP : M <= 5 ? 2 : 1;
     int n = 0;
-    for (; n + O <= count; n += O) tile<Grid, M, O>(x, K, group, n, y + n, S);
-    for (; n < count; n++) tile<Grid, M, 1>(x, K, group, n, y + n, S);
+    for (; n + O <= count; n += O) tile<Grid, M, O>(s, n);
+    for (; n < count; n++) tile<Grid, M, 1>(s, n);
 }
 
 template <class Grid>
-static void any_tiles(long M, const float *x, long K, const uint8_t *group, int count, float *y, long S) {
+static void any_tiles(long M, const Stretch &s, int count) {
     switch (M) {
-        case 1: return tiles<Grid, 1>(x, K, group, count, y, S);
-        case 2: return tiles<Grid, 2>(x, K, group, count, y, S);
-        case 3: return tiles<Grid, 3>(x, K, group, count, y, S);
-        case 4: return tiles<Grid, 4>(x, K, group, count, y, S);
-        case 5: return tiles<Grid, 5>(x, K, group, count, y, S);
-        case 6: return tiles<Grid, 6>(x, K, group, count, y, S);
-        default: return tiles<Grid, MOST_ROWS>(x, K, group, count, y, S);
+        case 1: return tiles<Grid, 1>(s, count);
+        case 2: return tiles<Grid, 2>(s, count);
+        case 3: return tiles<Grid, 3>(s, count);
+        case 4: return tiles<Grid, 4>(s, count);
+        case 5: return tiles<Grid, 5>(s, count);
+        case 6: return tiles<Grid, 6>(s, count);
+        case 7: return tiles<Grid, 7>(s, count);
+        default: return tiles<Grid, MOST_ROWS>(s, count);
     }
 }
 
-// The share of the calling thread; threads don't wait for each other at the end.
+struct Product {
+    const float *x;
+    long M, K;
+    const uint8_t *weights;
+    float *y;
+    long S, N;
+};
+
+// One stretch (from input k to `end`) of one group of outputs, for all rows.
 template <class Grid>
-static void products(const float *x, long M, long K, const uint8_t *weights, float *y, long S, long N) {
-    const long row_tiles = (M + MOST_ROWS - 1) / MOST_ROWS, groups = (N + GROUP - 1) / GROUP;
-#pragma omp for schedule(static) nowait
-    for (long g = 0; g < groups; g++) {
-        const long n = g * GROUP, count = N - n < GROUP ? N - n : GROUP;
-        for (long t = 0; t < row_tiles; t++) {
-            const long first = M * t / row_tiles, end = M * (t + 1) / row_tiles;
-            any_tiles<Grid>(end - first, x + first * K, K, weights + g * Grid::group_bytes(K), (int)count,
-                            y + first * S + n, S);
-        }
+static void group_stretch(const Product &p, long g, long k, long end) {
+    const long row_tiles = (p.M + MOST_ROWS - 1) / MOST_ROWS, n = g * GROUP;
+    const int count = (int)(p.N - n < GROUP ? p.N - n : GROUP);
+    const uint8_t *group = p.weights + g * Grid::group_bytes(p.K) + Grid::bytes_before(k);
+    for (long t = 0; t < row_tiles; t++) {
+        const long first = p.M * t / row_tiles, last = p.M * (t + 1) / row_tiles;
+        any_tiles<Grid>(last - first, {p.x + first * p.K + k, p.K, end - k, group, p.y + first * p.S + n, p.S, k > 0},
+                        count);
     }
 }
 
-static void share(int bits, const float *x, long M, long K, const void *weights, float *y, long S, long N) {
-    const uint8_t *stored = (const uint8_t *)weights;
+// The share of thread `thread`. Few rows go through the weights in their order; many go stretch by stretch, so that a
+// tile's rows stay in the nearest cache. The sums are the same.
+template <class Grid>
+static void products(const Product &p, int thread, int threads) {
+    const long groups = (p.N + GROUP - 1) / GROUP, first = groups * thread / threads, last = groups * (thread + 1) / threads;
+    const long stretches = (p.K + STRETCH - 1) / STRETCH, runs = (p.K + RUN - 1) / RUN;
+    const auto start = [&](long i) { const long k = runs * i / stretches * RUN; return k < p.K ? k : p.K; };
+    if (p.M <= 5 || stretches == 1) {
+        for (long g = first; g < last; g++)
+            for (long i = 0; i < stretches; i++) group_stretch<Grid>(p, g, start(i), start(i + 1));
+    } else {
+        for (long i = 0; i < stretches; i++)
+            for (long g = first; g < last; g++) group_stretch<Grid>(p, g, start(i), start(i + 1));
+    }
+}
+
+static void share(int bits, const Product &p, int thread, int threads) {
     switch (bits) {
-        case 4: return products<FourBits>(x, M, K, stored, y, S, N);
-        case 8: return products<EightBits>(x, M, K, stored, y, S, N);
-        case 16: return products<Plain<uint16_t>>(x, M, K, stored, y, S, N);
-        default: return products<Plain<float>>(x, M, K, stored, y, S, N);
+        case 4: return products<FourBits>(p, thread, threads);
+        case 8: return products<EightBits>(p, thread, threads);
+        case 16: return products<Plain<uint16_t>>(p, thread, threads);
+        default: return products<Plain<float>>(p, thread, threads);
     }
 }
 
 // y [M, N] = x [M, K] times the transposed weights [N, K]: `bits` tells how these are stored.
 extern "C" void multiply(int bits, const float *x, long M, long K, const void *weights, float *y, long N, int threads) {
+    const Product p = {x, M, K, (const uint8_t *)weights, y, N, N};
 #pragma omp parallel num_threads(threads)
-    share(bits, x, M, K, weights, y, N, N);
+    share(bits, p, omp_get_thread_num(), omp_get_num_threads());
 }
 
 // Bytes that weights [N, K] take on a grid of 4 or 8 bits.

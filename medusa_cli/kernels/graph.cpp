@@ -54,8 +54,9 @@ extern "C" AOTITorchError aoti_torch_cpu_medusa_linear(AtenTensorHandle x, AtenT
     {
         float *part = to;
         for (int64_t i = first; i < first + count; part += table[i++].outputs)
-            share((int)table[i].bits, from, rows, table[i].inputs, (const void *)table[i].stored, part, outputs,
-                  table[i].outputs);
+            share((int)table[i].bits,
+                  {from, rows, table[i].inputs, (const uint8_t *)table[i].stored, part, outputs, table[i].outputs},
+                  omp_get_thread_num(), omp_get_num_threads());
     }
     return AOTI_TORCH_SUCCESS;
 }

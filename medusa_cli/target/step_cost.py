@@ -36,6 +36,7 @@ def step_costs(target: Target) -> dict[int, float]:
         logger.info("measuring what a step costs on this machine, once: some seconds")
         costs = measure(target)
         with suppress(OSError):  # a home that can't be written to costs the same seconds again
+            file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(costs) + "\n")
     return costs
 

@@ -81,7 +81,7 @@ def test_a_home_that_can_not_be_written(source: Path, home: Path) -> None:
 
 
 def test_a_broken_library_is_told(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_it(source: Path, compiler: str, built: Path) -> None:
+    def break_it(source: Path, compiler: str, flags: tuple[str, ...], built: Path) -> None:
         built.parent.mkdir(parents=True)
         built.write_bytes(b"\x7fELF and nothing more")
 

@@ -9,7 +9,7 @@ import torch
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.produce import cost, fit
 from medusa_cli.produce.cost import measure_drafting, measure_step_cost
-from medusa_cli.train.beliefs import Beliefs, replay
+from medusa_cli.train.beliefs import HeadBeliefs
 from medusa_cli.train.measure import PathCounts
 from medusa_cli.trees.build import Choice
 from medusa_cli.trees.dynamic import DynamicShape
@@ -78,25 +78,25 @@ def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
         fit._write(tmp_path / "gone", TokenTree.empty(), None, Choice(0, 1.0, 1.0, 1.0), {})
 
 
-def beliefs(sure: float, right: float, places: int = 1000) -> Beliefs:
+def beliefs(sure: float, right: float, places: int = 1000) -> HeadBeliefs:
     """Two heads that are as sure of their best guess at every place, and right in so many."""
     logp_R = torch.tensor([sure, sure / 10, sure / 20]).log()
     ranks_NK = torch.full((places, 2), 3)
     ranks_NK[: int(right * places)] = 0
-    return Beliefs(logp_R.expand(places, 2, 3), ranks_NK)
+    return HeadBeliefs(logp_R.expand(places, 2, 3), ranks_NK)
 
 
 def test_a_replay_counts_what_would_have_been_kept_and_what_was_looked_at() -> None:
-    played = replay(beliefs(0.8, 0.25), DynamicShape(2))
+    played = beliefs(0.8, 0.25).replay(DynamicShape(2))
     assert played.tokens == pytest.approx(1.5)
     assert played.sizes == {3: 1000}
-    none = replay(beliefs(0.1, 0.25), DynamicShape(4, floor=0.5))
+    none = beliefs(0.1, 0.25).replay(DynamicShape(4, floor=0.5))
     assert (none.tokens, none.sizes) == (1.0, {1: 1000})
 
 
 def test_of_dynamic_shapes_the_one_that_gains_most_is_chosen() -> None:
     sure = beliefs(0.9, 0.9)
-    mixed = Beliefs(
+    mixed = HeadBeliefs(
         torch.cat([sure.logp_NKR, beliefs(0.05, 0).logp_NKR]), torch.cat([sure.ranks_NK, beliefs(0.05, 0).ranks_NK])
     )
     costs = {1: 1.0, 2: 1.5, 3: 2.0, 8: 9.0}

@@ -82,7 +82,7 @@ def test_weights_on_a_grid_are_read_in_blocks_unless_another_runner_is_asked_for
 
 
 def test_blocks_that_can_not_be_had_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(TargetError, match="no weights of this model lie on a grid of 4 or 8 bits"):
+    with pytest.raises(TargetError, match="no weights of this model fit 4, 8 or 16 bits"):
         target_of(tiny_model("llama"), runner="blocks")
     monkeypatch.setattr(runner_room, "functions", no_compiler)
     with pytest.raises(TargetError, match="the blocks runner can't run: no C"):
