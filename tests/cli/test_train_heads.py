@@ -303,3 +303,18 @@ def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(
     assert " texts of up to 128 tokens at once need " in refused.err
     assert " hint: write fewer at once: data.rows and data.workers" in refused.err
     assert not (tmp_path / "run" / "written" / "prompts.jsonl").exists()
+
+
+def test_hydra_heads_are_trained_measured_and_decoded_with(train, medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+    done = train("--heads-type", "hydra", "--json", folder="hydra")
+    assert done.code == 0, done.err
+    folder = tmp_path / "hydra"
+    assert json.loads((folder / "heads.json").read_text())["config"]["type"] == "hydra"
+    asked = ("generate", "What is it?", "-m", tiny, "--dtype", "float32", "-n", 30, "--json")
+    plain = medusa(*asked, "--drafter", "none").document
+    for drafter, tree in (("hydra", ("--tree", "2x1")), ("mixed", ())):
+        ours = medusa(*asked, "--heads", folder, "--drafter", drafter, "--speculate", "on", *tree).document
+        assert (ours["drafter"], ours["token_ids"]) == (drafter, plain["token_ids"])
+    refused = medusa(*asked, "--heads", folder, "--drafter", "medusa")
+    assert refused.code == 1
+    assert "these are hydra heads" in refused.err
