@@ -83,7 +83,8 @@ def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     if heads is not None:
         _check_kind(choice, heads)
         lay_out_heads(heads, target)
-    if choice.name in ("ngram", "mixed"):
+    by_pace = choice.speculate == "auto" and choice.tree is None and choice.tree_size is None
+    if choice.name in ("ngram", "mixed") or by_pace:
         return _gathering(choice, heads, target)
     assert heads is not None
     assert folder is not None
@@ -111,16 +112,15 @@ def in_shape(heads: MedusaHeads, shape: TokenTree | DynamicShape) -> Drafter:
 
 
 def _gathering(choice: DrafterChoice, heads: MedusaHeads | None, target: Target) -> Drafter:
-    """N-grams of the text, with the heads' guesses where there are heads, as far as they pay at this machine's pace."""
+    """Guesses of heads, of the text's n-grams, or of both, as far as they pay at this machine's pace."""
     size = MOST_GUESSES if choice.tree_size is None else choice.tree_size
     if not size:
         return NoDrafter()
-    sources: list[Source] = [Ngrams()]
+    sources: list[Source] = [] if choice.name in ("medusa", "hydra") else [Ngrams()]
     if heads is not None:
-        kind = HydraGuesses if heads.config.type == "hydra" else HeadGuesses
-        sources.insert(0, kind(heads, size))
+        sources.insert(0, (HydraGuesses if heads.config.type == "hydra" else HeadGuesses)(heads, size))
     pace = Pace(step_costs(target)) if choice.speculate == "auto" else None
-    return GatheredDrafter(sources, Budget(size, pace), "ngram" if heads is None else "mixed")
+    return GatheredDrafter(sources, Budget(size, pace), choice.name or "mixed")
 
 
 def lay_out_heads(heads: MedusaHeads, target: Target) -> None:

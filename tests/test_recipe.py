@@ -76,7 +76,7 @@ def test_every_fault_is_named_at_once(file: Path) -> None:
         ("data: {openings: [a, 3]}", "data.openings.1 must be text, not 3: put it in quotes"),
         ("1: 2", "1 is no setting"),
         # choices and patterns
-        ("target: {runner: pack}", "target.runner is one of auto, eager, packed, blocks, not 'pack'" + MEANT),
+        ("target: {runner: pack}", "target.runner is one of auto, eager, packed, blocks, compiled, not 'pack'" + MEANT),
         ("target: {device: gpu}", "target.device is auto, cpu, cuda, cuda:N or mps, not 'gpu'"),
         ("train: {report_to: tensorboard}", "train.report_to is one of none, wandb, not 'tensorboard'"),
     ],

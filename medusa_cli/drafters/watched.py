@@ -11,9 +11,10 @@ from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.trees.tree import TokenTree
 
 PLAIN_EVERY, PLAIN_STEPS = 48, 2  # while guessing pays, so many plain steps after so many others say what these cost
-TRIAL = 12  # steps with guesses before they are judged, and after each rest
-REST, LONGEST_REST = 32, 1024  # plain steps after guesses did not pay; twice as many each time
-WEIGHT = 0.1  # of the latest step in a speed
+TRIAL = 24  # steps with guesses before they are judged, and after each rest
+LOSS = 0.97  # of the speed of plain steps: what is as good as equal is no reason to stop, speeds are noisy
+REST, LONGEST_REST = 64, 1024  # plain steps after guesses did not pay; twice as many each time
+WEIGHT = 0.02  # of the latest step in a speed: a step brings one token or five, and a mean must tell 1.3 from 1.4
 OUTLIER = 4.0  # a step that took so many times the usual was interrupted
 
 
@@ -78,7 +79,7 @@ class WatchedDrafter:
             self._plain_left -= 1
             return False
         self._in_a_row += 1
-        if self._in_a_row % TRIAL == 0 and self.plain.count and self.guessing.rate < self.plain.rate:
+        if self._in_a_row % TRIAL == 0 and self.plain.count and self.guessing.rate < LOSS * self.plain.rate:
             self._plain_left, self._in_a_row = self._rest - 1, 0
             self._rest = min(LONGEST_REST, 2 * self._rest)
             return False

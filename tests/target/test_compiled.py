@@ -37,7 +37,8 @@ def other_weights(model: nn.Module) -> nn.Module:
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
-            parameter.mul_(1.25)
+            if parameter.numel() > compiled.SMALL:
+                parameter.mul_(1.25)
     return other
 
 
@@ -86,6 +87,7 @@ def test_a_model_whose_attention_has_no_kernel_is_refused_in_words() -> None:
 class Wilful(LlamaForCausalLM):
     """Reads its own numbers to decide what to do, which no graph can follow."""
 
+    @functools.wraps(LlamaForCausalLM.forward)
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         out = super().forward(*args, **kwargs)
         return out if out.logits.sum() > 0 else super().forward(*args, **kwargs)
