@@ -55,8 +55,8 @@ MOST_GUESSES = 16  # nodes that n-gram and mixed drafts may have where no size i
 class DrafterChoice:
     """What was asked for.
 
-    name        None: medusa where heads are known, else none
-    tree        a fixed or dynamic shape for the heads; with tree_size None as well: as stored
+    name        None: mixed where heads are known, or these heads alone with a tree or speculate on; else none
+    tree        a fixed or dynamic shape for the heads; with tree_size None as well: as they pay, or as stored
     speculate   auto: guesses are left out while they don't pay; on: they never are; off: none are made
     """
 

@@ -58,7 +58,8 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
     # A host clock can't time the parts of a step that are only queued on an accelerator.
     watch = Stopwatch(time.perf_counter) if on_cpu else None
     limits = Limits(stop.max_new_tokens, stop.stop_ids, stop.context_limit)
-    subject = choice.name or "medusa"
+    assert choice.name is not None
+    subject = choice.name
     drafters = _drafters(choice, subject, names, target)
     arms: list[Arm] = [
         LoopArm(name, _loop(target, drafter, Greedy(), limits, watch)) for name, drafter in drafters.items()

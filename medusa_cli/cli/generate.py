@@ -86,7 +86,7 @@ def command(
         typer.Option(
             "--drafter",
             help="Who guesses: heads, n-grams of the text so far, or both. "
-            "[default: medusa where heads are known, else none]",
+            "[default: mixed where heads are known, else none; the heads alone with a tree or --speculate on]",
         ),
     ] = None,
     speculate: options.Speculate = "auto",
