@@ -91,6 +91,9 @@ class HeadsSettings(Settings):
     sees_root: bool = Field(True, description="show the heads the token that is already decided")
     stored: Literal["float32", "bfloat16", "float16"] = "float16"
     own_output: bool = Field(False, description="give the heads an output matrix of their own")
+    start_from: str | None = Field(
+        None, description="a folder or hub id of heads to go on from, of any kind and number, for the same hidden size"
+    )
 
 
 class DataSettings(Settings):

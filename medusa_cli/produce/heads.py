@@ -19,9 +19,11 @@ import torch
 from medusa_cli import __version__
 from medusa_cli.data.distill import read_written
 from medusa_cli.errors import TrainingError
-from medusa_cli.formats.native import read_heads, write_heads
+from medusa_cli.formats.native import NativeFormat, read_heads, write_heads
+from medusa_cli.formats.places import find_heads
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.start import take_over
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
 from medusa_cli.produce.given import gather, own_words
@@ -76,8 +78,15 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     command   the command line, for the model card
     """
     folder.claim(target.fingerprint)
+    source = _source(recipe)
     material = _gather(recipe, target, folder.path / "written", hooks)
-    heads = _fresh_heads(recipe, target, material)
+    heads = _fresh_heads(recipe, target, material, source)
+    if source is not None:
+        found = take_over(heads, source)
+        hooks.say(
+            f"going on from {recipe.heads.start_from}: {', '.join(found.taken)}"
+            + (f"; untrained: {', '.join(found.new)}" if found.new else "")
+        )
     sets = _examples(material, heads)
     hooks.say(
         f"{len(sets.train):,} places to learn from, {len(sets.held_out):,} held out; the draft vocabulary of "
@@ -130,11 +139,20 @@ def _lengths(corpus: Corpus) -> dict[str, float]:
     return {"mean": float(learnt_S.mean()), "median": float(np.median(learnt_S)), "longest": int(learnt_S.max())}
 
 
-def _fresh_heads(recipe: Recipe, target: Target, material: Material) -> MedusaHeads:
-    """Untrained heads over the draft vocabulary that the samples to learn from need most."""
+def _source(recipe: Recipe) -> MedusaHeads | None:
+    """The heads to go on from. Raises FormatError when they aren't there."""
+    folder = find_heads(recipe.heads.start_from, recipe.target.model) if recipe.heads.start_from else None
+    return NativeFormat().read(folder) if folder else None
+
+
+def _fresh_heads(recipe: Recipe, target: Target, material: Material, source: MedusaHeads | None) -> MedusaHeads:
+    """Untrained heads over the draft vocabulary of `source`, or the one that the samples to learn from need most."""
     draft_ids = choose_draft_ids(
         material.corpus, material.learnt, size=recipe.heads.draft_vocab, real_vocab=target.real_vocab
     )
+    if source is not None:
+        theirs = source.draft_ids
+        draft_ids = theirs if len(theirs) == len(draft_ids) and int(theirs.max()) < target.real_vocab else draft_ids
     config = MedusaConfig(
         type=recipe.heads.type,
         num_heads=recipe.heads.num_heads,

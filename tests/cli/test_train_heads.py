@@ -318,3 +318,23 @@ def test_hydra_heads_are_trained_measured_and_decoded_with(train, medusa: Medusa
     refused = medusa(*asked, "--heads", folder, "--drafter", "medusa")
     assert refused.code == 1
     assert "these are hydra heads" in refused.err
+
+
+def test_a_run_goes_on_from_heads_of_another_kind(medusa: Medusa, tiny: Path, tmp_path: Path, heads: Path) -> None:
+    def run(*more: object, folder: str) -> Done:
+        return medusa(*train_args(tiny, tmp_path / folder, "--heads-type", "hydra", *more))
+
+    done = run(f"heads.start_from={heads}", "--max-steps", 1, folder="on")
+    assert done.code == 0, done.err
+    assert f"going on from {heads}: weight, bias, root_weight; untrained: path_weight" in done.err
+    fresh = run("--max-steps", 1, folder="fresh")
+    assert fresh.code == 0, fresh.err
+
+    def first_loss(folder: str) -> float:
+        lines = [json.loads(line) for line in (tmp_path / folder / "train.jsonl").open()]
+        return next(line["loss"] for line in lines if "loss" in line)
+
+    assert first_loss("on") < first_loss("fresh")
+    refused = run("heads.start_from=nowhere/at/all", folder="refused")
+    assert refused.code == 1
+    assert "no heads at" in refused.err
