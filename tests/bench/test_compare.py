@@ -58,7 +58,7 @@ def test_a_pair_of_dtypes_is_judged_by_the_coarser_one() -> None:
 
 def test_llama_cpp_is_judged_by_our_dtype_and_gets_its_margin() -> None:
     found, _ = _pair([0], [1], [10.0, 9.9, 0.0], arm="llama-cpp")
-    assert (found.divergences[0].verdict, found.divergences[0].margin) == ("mismatch", pytest.approx(0.1))
+    assert (found.divergences[0].verdict, found.divergences[0].margin) == ("mismatch", pytest.approx(0.1, rel=1e-5))
     found, _ = _pair([0], [1], [10.0, 9.9, 0.0], dtype="bfloat16", arm="llama-cpp")
     assert found.divergences[0].verdict == "near-tie"
 
