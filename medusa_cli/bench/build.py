@@ -11,6 +11,8 @@ from torch import Tensor
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.assemble import DrafterChoice, DrafterName, load_drafter, load_target
 from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed
+from medusa_cli.bench.compare import LLAMA_CPP
+from medusa_cli.bench.llama_cpp import LlamaCppArm, gguf_of
 from medusa_cli.bench.report import Setup
 from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message
@@ -33,7 +35,8 @@ class Bench:
     encode         a question's text to prompt ids, the chat template included
     plain          text to ids without a template
     logits_after   ids to the target's logits [V] after them
-    check_room     prompts and how many are written at once; DataError when their cache can't fit into memory
+    make_room      told of the prompts and how many are written at once before any runs; DataError when their cache
+                   can't fit into memory
     notes          sentences about settings that had to be made alike
     """
 
@@ -45,13 +48,14 @@ class Bench:
     encode: Callable[[str], list[int]]
     plain: Callable[[str], list[int]]
     logits_after: Callable[[list[int]], Tensor]
-    check_room: Callable[[Sequence[Sequence[int]], int], None]
+    make_room: Callable[[Sequence[Sequence[int]], int], None]
     clock: Callable[[], float]
     notes: Sequence[str]
 
 
 def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> Bench:
-    """The arms by name, all on one stop rule. The models are loaded here."""
+    """The arms by name, all on one stop rule. The models are loaded here, llama.cpp's when room is made."""
+    gguf = gguf_of(settings) if LLAMA_CPP in names else None  # first: what is missing is said before a model is loaded
     target = load_target(settings)
     on_cpu = torch.device(target.device).type == "cpu"
     stop = StopRule(frozenset(target.stop_ids), max_new_tokens, target.context_limit)
@@ -64,11 +68,18 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
     arms: list[Arm] = [
         LoopArm(name, _loop(target, drafter, Greedy(), limits, watch)) for name, drafter in drafters.items()
     ]
+    llama = LlamaCppArm(gguf, stop, torch.get_num_threads()) if gguf else None
     hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
     notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
+
+    def make_room(prompts: Sequence[Sequence[int]], num_rows: int) -> None:
+        check_room(target, prompts, limits, num_rows, drafters[subject].size)
+        if llama:
+            llama.make_room(max(len(prompt) for prompt in prompts))
+
     return Bench(
         subject=subject,
-        arms=[*arms, *hf_arms],
+        arms=[*arms, *hf_arms, *([llama] if llama else [])],
         stop=stop,
         setup=Setup(
             target.name, target.dtype_name, str(target.device), target.identity.runner, torch.get_num_threads()
@@ -77,7 +88,7 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
         plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
         logits_after=lambda ids: _logits_after(target, ids),
-        check_room=lambda prompts, num_rows: check_room(target, prompts, limits, num_rows, drafters[subject].size),
+        make_room=make_room,
         clock=time.perf_counter if on_cpu else _device_clock(target.device),
         notes=sorted(notes),
     )

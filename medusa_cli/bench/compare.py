@@ -14,6 +14,8 @@ from torch import Tensor
 
 from medusa_cli.bench.run import Trial
 
+LLAMA_CPP = "llama-cpp"
+AS_STORED = "as stored"
 # How many roundings of the largest logit two forwards of the same model may lie apart. Measured on
 # SmolLM2-135M (30 layers), one token at a time against one forward of 64 tokens, differences within the best 8
 # logits: at most 15.7 in float32 and 2.4 in bfloat16, where kernels sum in float32. float16 is set between.
@@ -71,8 +73,11 @@ def near_tie_bound(dtype: str, scale: float) -> float:
 
 
 def dtype_of(arm: str, default: str) -> str:
-    """`bfloat16` for `hf-greedy@bfloat16`; `default`, the subject's, for a name without one."""
-    return arm.partition("@")[2] or default
+    """`bfloat16` for `hf-greedy@bfloat16`; `default`, the subject's, for a name without one.
+
+    llama.cpp takes the weights as its file stores them, in integers where that is quantised: none of torch's dtypes.
+    """
+    return AS_STORED if arm == LLAMA_CPP else arm.partition("@")[2] or default
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -88,7 +93,8 @@ def compare(
 ) -> Comparison:
     """The first repeat's replies of every arm against those of `subject`.
 
-    dtype          the subject's; a pair of arms is judged by the coarser dtype of the two
+    dtype          the subject's; a pair of arms is judged by the coarser dtype of the two, and one with llama.cpp,
+                   whose rounding no bound is known for, by this one
     logits_after   ids [T] to the target's logits [V] for the token after them, one plain forward
     """
     first = [trial for trial in trials if trial.repeat == 0]
@@ -99,12 +105,19 @@ def compare(
         if trial.arm == subject:
             continue
         mine = ours[trial.prompt.id].reply.token_ids
-        coarser = max(dtype, dtype_of(trial.arm, dtype), key=lambda name: torch.finfo(getattr(torch, name)).eps)
-        found = difference(mine, trial.reply.token_ids, coarser, partial(_after, logits_after, trial.prompt.ids))
+        judged_by = _coarser(dtype, dtype_of(trial.arm, dtype))
+        found = difference(mine, trial.reply.token_ids, judged_by, partial(_after, logits_after, trial.prompt.ids))
         same.setdefault(trial.arm, []).append(found is None)
         if found is not None:
             divergences.append(Divergence(trial.prompt.id, trial.arm, found.index, found.margin, found.verdict))
     return Comparison({arm: Same(sum(equal), len(equal)) for arm, equal in same.items()}, divergences)
+
+
+def _coarser(ours: str, theirs: str) -> str:
+    """The dtype that rounds more; ours beside llama.cpp's arithmetic."""
+    if theirs == AS_STORED:
+        return ours
+    return max(ours, theirs, key=lambda name: torch.finfo(getattr(torch, name)).eps)
 
 
 def _after(logits_after: Callable[[list[int]], Tensor], prompt: Sequence[int], common: list[int]) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from medusa_cli.bench.arms import PARTS
-from medusa_cli.bench.compare import Comparison, dtype_of
+from medusa_cli.bench.compare import AS_STORED, Comparison, dtype_of
 from medusa_cli.bench.run import Trial
 from medusa_cli.bench.verdict import verdict_in_words
 
@@ -147,7 +147,7 @@ def _row(report: dict[str, Any], name: str) -> list[str]:
     same = report["identical"].get(name)
     per_draft = _ratio(arm["spec_decode_accepted_tokens"], arm["spec_decode_num_drafts"])
     return [
-        name,
+        f"{name} ({AS_STORED})" if dtype_of(name, report["dtype"]) == AS_STORED else name,
         _cell(arm["output_throughput"], "{:.1f}"),
         _cell(report["speedup"].get(name), "{:.2f}x"),
         f"{spread[0]:.2f} to {spread[1]:.2f}" if spread else "-",

@@ -2,10 +2,14 @@
 
 from typing import Any
 
-from medusa_cli.bench.compare import dtype_of
+from medusa_cli.bench.compare import AS_STORED, LLAMA_CPP, dtype_of
 
 _NO_GUESS_RIGHT = 0.05
 _GUESSING_IS_DEAR = 0.3
+_SMALLER_WEIGHTS = (
+    "cause: llama.cpp reads the weights as the file stores them, most often in 4 to 8 bits, and our arms in 16 or 32.",
+    "try: --compare greedy,llama-cpp, which also shows what guessing brings.",
+)
 
 
 def baseline_of(report: dict[str, Any]) -> str | None:
@@ -29,7 +33,7 @@ def verdict_in_words(report: dict[str, Any], subject: str) -> str:
             + (f", break-even there: {even:.2f} tokens a step." if even is not None else ".")
         )
     sentences += _why(report, subject, name, pays=low > 1)
-    sentences.append(_identity(report))
+    sentences += [_identity(report), _llama_cpp(report, subject)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -95,7 +99,9 @@ def _why(report: dict[str, Any], subject: str, name: str, pays: bool) -> list[st
         f"a step brings {ours['tokens_per_step']:.2f} tokens and costs as much as {even:.2f} tokens of {name} "
         f"(break-even: {even:.2f} tokens a step)."
     ]
-    return said if pays else [*said, *_cause(ours, even)]
+    if pays:
+        return said
+    return [*said, *(_SMALLER_WEIGHTS if name == LLAMA_CPP else _cause(ours, even))]
 
 
 def _cause(ours: dict[str, Any], even: float) -> list[str]:
@@ -124,13 +130,26 @@ def _cause(ours: dict[str, Any], even: float) -> list[str]:
 
 def _identity(report: dict[str, Any]) -> str:
     """Whether the replies are the same."""
-    wrong, near = len(_mismatches(report)), sum(row["verdict"] == "near-tie" for row in report["divergences"])
+    held = [row for row in report["divergences"] if dtype_of(row["arm"], report["dtype"]) != AS_STORED]
+    wrong, near = len(_mismatches(report)), sum(row["verdict"] == "near-tie" for row in held)
     if wrong:
         return f"NOT IDENTICAL: {wrong} replies differ where the model was not near a tie."
     alike = {name: same for name, same in report["identical"].items() if _same_dtype(report, name)}
     if alike and all(same["same"] == same["of"] for same in alike.values()):
         return "every reply is the same, token by token."
     return f"replies that differ part at near ties only ({near} of them)." if near else ""
+
+
+def _llama_cpp(report: dict[str, Any], subject: str) -> str:
+    """How llama.cpp did, which is held to no reply of ours."""
+    ratio, same = report["speedup"].get(LLAMA_CPP), report["identical"].get(LLAMA_CPP)
+    if ratio is None or same is None:
+        return ""
+    return (
+        f"{LLAMA_CPP} takes the weights as the file stores them, in integers where it is quantised, not in "
+        f"{report['dtype']}: {subject} runs at {ratio:.2f}x its speed, and {same['same']} of {same['of']} replies "
+        "are the same; none has to be."
+    )
 
 
 def _mismatches(report: dict[str, Any]) -> list[dict[str, Any]]:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from medusa_cli.bench.build import Bench
 
 OURS = ("greedy", "medusa", "hydra", "ngram", "mixed")
-ARMS = (*OURS, "hf-greedy", "hf-prompt-lookup")
-PLANNED = ("llama-cpp",)
+ARMS = (*OURS, "hf-greedy", "hf-prompt-lookup", "llama-cpp")
 _DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.jsonl"
 
@@ -29,8 +28,8 @@ def command(
         str,
         typer.Option(
             help="Arms to compare with, by commas: greedy (our loop without guesses), medusa, hydra, ngram, mixed (our "
-            "loop with another drafter), hf-greedy (transformers), hf-prompt-lookup. On a CPU the hf arms run in "
-            "float32 and bfloat16 unless one is named: hf-greedy@float32."
+            "loop with another drafter), hf-greedy (transformers), hf-prompt-lookup, llama-cpp (on the model's own "
+            ".gguf file). On a CPU the hf arms run in float32 and bfloat16 unless one is named: hf-greedy@float32."
         ),
     ] = "greedy",
     prompts: Annotated[
@@ -88,6 +87,8 @@ def command(
         check_plot_file(plot)
     if batch_size > 1 and any(name.startswith("hf-prompt-lookup") for name in names):
         raise typer.BadParameter("--batch-size: transformers looks prompts up for one text at a time only")
+    if batch_size > 1 and "llama-cpp" in names:
+        raise typer.BadParameter("--batch-size: llama-cpp writes one text at a time only; leave it out of --compare")
     values = options.target_values(
         model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
     )
@@ -112,13 +113,11 @@ def arm_names(text: str) -> list[str]:
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     for name in names:
         base, at, dtype = name.partition("@")
-        if base in PLANNED:
-            raise typer.BadParameter(f"--compare {base}: this arm does not exist yet. Available: {', '.join(ARMS)}")
         if base not in ARMS:
             near = difflib.get_close_matches(base, ARMS, n=1, cutoff=0.4)
             meant = f" Did you mean {near[0]}?" if near else ""
             raise typer.BadParameter(f"--compare: no arm is named '{base}'.{meant} Available: {', '.join(ARMS)}")
-        if at and (base in OURS or dtype not in _DTYPES):
+        if at and (not base.startswith("hf-") or dtype not in _DTYPES):
             raise typer.BadParameter(f"--compare {name}: only hf arms take a dtype, one of {', '.join(_DTYPES)}")
     if not names:
         raise typer.BadParameter(f"--compare names no arm. Available: {', '.join(ARMS)}")
@@ -159,7 +158,7 @@ def measure(asked: Asked, build: "Callable[[], Bench]", console: Console) -> dic
     notes += [f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in repeated(questions)]
     plan = Plan(asked.num_warmups, asked.repeats, bench.stop, asked.batch_size)
     rows = [BenchPrompt(question.id, question.category, tuple(bench.encode(question.text))) for question in questions]
-    bench.check_room([row.ids for row in rows], asked.batch_size)
+    bench.make_room([row.ids for row in rows], asked.batch_size)
     replies = (min(asked.num_warmups, len(rows)) + asked.repeats * len(rows)) * len(bench.arms)
     with console.progress("bench", replies) as bar:
         trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, total: bar.advance(done - bar.done))

@@ -29,6 +29,11 @@ class Source:
     gguf_file: str | None = None
     convert_to: Path | None = None  # an embedded GGUF is converted once into this folder
 
+    @property
+    def gguf(self) -> Path | None:
+        """The GGUF file the weights come from, if they do."""
+        return Path(self.location) / self.gguf_file if self.gguf_file else None
+
 
 @cache
 def known_names() -> Mapping[str, Any]:

@@ -29,7 +29,7 @@ class World:
         self.built: list[tuple[Any, ...]] = []
         self.asked_for_room: list[tuple[int, int]] = []
 
-    def check_room(self, prompts: Sequence[Sequence[int]], num_rows: int) -> None:
+    def make_room(self, prompts: Sequence[Sequence[int]], num_rows: int) -> None:
         self.asked_for_room.append((len(prompts), num_rows))
 
     def build(self, settings: Any, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> build.Bench:
@@ -41,7 +41,7 @@ class World:
         ]  # fmt: skip
         return build.Bench(
             "medusa", arms, RULE, SETUP, 32_000, lambda text: [1, 2], lambda text: list(self.plain),
-            lambda ids: torch.tensor([9.0, 0.0] * 20), self.check_room, self.clock, ["note: fakes."],
+            lambda ids: torch.tensor([9.0, 0.0] * 20), self.make_room, self.clock, ["note: fakes."],
         )  # fmt: skip
 
 
@@ -115,7 +115,8 @@ def test_flags_reach_the_models(world: World, file: Path) -> None:
     [
         ("hf-greddy", "Did you mean hf-greedy?"),
         ("lookup", "Did you mean hf-prompt-lookup?"),
-        ("llama-cpp", "does not exist yet"),
+        ("llamacpp", "Did you mean llama-cpp?"),
+        ("llama-cpp@float32", "only hf arms take a dtype"),
         ("greedy@float32", "only hf arms take a dtype"),
         ("hf-greedy@int3", "only hf arms take a dtype"),
         (",", "names no arm"),

@@ -56,6 +56,13 @@ def test_a_pair_of_dtypes_is_judged_by_the_coarser_one() -> None:
     assert found.divergences[0].verdict == "near-tie"
 
 
+def test_llama_cpp_is_judged_by_our_dtype_and_gets_its_margin() -> None:
+    found, _ = _pair([0], [1], [10.0, 9.9, 0.0], arm="llama-cpp")
+    assert (found.divergences[0].verdict, found.divergences[0].margin) == ("mismatch", pytest.approx(0.1, rel=1e-5))
+    found, _ = _pair([0], [1], [10.0, 9.9, 0.0], dtype="bfloat16", arm="llama-cpp")
+    assert found.divergences[0].verdict == "near-tie"
+
+
 def test_a_reply_that_ends_early_is_a_mismatch_without_a_margin() -> None:
     found, asked = _pair([7], [7, 8], [0.0])
     assert (found.divergences[0].margin, found.divergences[0].verdict, asked) == (None, "mismatch", [])

@@ -175,9 +175,50 @@ def test_a_low_speed_up_fails_its_gate_and_a_high_one_passes() -> None:
 
 @pytest.mark.parametrize(
     ("arm", "verdict", "fails"),
-    [("greedy", "mismatch", True), ("greedy", "near-tie", False), ("hf-greedy@bfloat16", "mismatch", False)],
+    [
+        ("greedy", "mismatch", True),
+        ("greedy", "near-tie", False),
+        ("hf-greedy@bfloat16", "mismatch", False),
+        ("llama-cpp", "mismatch", False),
+    ],
 )
 def test_only_a_mismatch_in_the_same_dtype_fails_the_identity_gate(arm: str, verdict: str, fails: bool) -> None:
     report = {**_faster(), "divergences": [{"id": "p0", "arm": arm, "index": 3, "margin": 0.5, "verdict": verdict}]}
     assert bool(failed_gates(report, "medusa", None, True)) is fails
     assert failed_gates(report, "medusa", None, False) == []
+
+
+def _beside_llama_cpp(found: Comparison, seconds: float, *more: str) -> dict[str, Any]:
+    """12 tokens in 3 + 1 forwards; llama.cpp writes them in so many seconds, and the arms of `more` in as many."""
+    plain = [reply([1] * 11)] * 3
+    others = (*more, "llama-cpp")
+    trials = timed(
+        FakeClock(),
+        {"medusa": [reply([4, 4, 3], 8)] * 3, **dict.fromkeys(others, plain)},
+        {"medusa": 4, **dict.fromkeys(others, seconds)},
+    )
+    return build_report(SETUP, trials, "medusa", found, [])
+
+
+def test_llama_cpp_is_told_in_words_to_take_the_weights_as_stored_and_to_be_held_to_no_reply() -> None:
+    parted = [Divergence("p1", "llama-cpp", 3, 1e-6, "near-tie"), Divergence("p2", "llama-cpp", 3, 0.5, "mismatch")]
+    report = _beside_llama_cpp(Comparison({"greedy": Same(3, 3), "llama-cpp": Same(1, 3)}, parted), 8, "greedy")
+    assert table(report).rows[-1][0] == "llama-cpp (as stored)"
+    assert table(report).rows[-1][-1] == "1 of 3"
+    said = report["verdict"]
+    assert "every reply is the same, token by token. llama-cpp takes the weights as the file stores them" in said
+    assert "medusa runs at 2.00x its speed, and 1 of 3 replies are the same; none has to be." in said
+    assert "NOT IDENTICAL" not in said
+    assert failed_gates(report, "medusa", None, True) == []
+
+
+def test_where_only_llama_cpp_differs_no_reply_of_ours_is_said_to_part_at_a_near_tie() -> None:
+    parted = [Divergence("p1", "llama-cpp", 3, 1e-6, "near-tie")]
+    assert "near ties only" not in _beside_llama_cpp(Comparison({"llama-cpp": Same(2, 3)}, parted), 8)["verdict"]
+
+
+def test_a_run_slower_than_llama_cpp_blames_its_smaller_weights_and_no_guess() -> None:
+    said = _beside_llama_cpp(Comparison({"llama-cpp": Same(3, 3)}, []), 2)["verdict"]
+    assert said.startswith("slower: medusa runs at 0.50x the speed of llama-cpp")
+    assert "cause: llama.cpp reads the weights as the file stores them" in said
+    assert "a smaller tree" not in said

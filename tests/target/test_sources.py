@@ -127,6 +127,7 @@ def test_a_folder_with_an_adapter_is_no_model(tmp_path: Path) -> None:
 def test_a_gguf_file_is_taken(tmp_path: Path) -> None:
     file = save_gguf(tmp_path / "tiny.gguf")
     assert find_source(str(file)) == Source(str(file), str(tmp_path), "tiny.gguf")
+    assert find_source(str(file)).gguf == file
 
 
 @pytest.mark.parametrize("config", ["", '{"model_type": "llama"}'])
@@ -206,7 +207,9 @@ def test_an_embedded_file_that_is_gone_is_refused(package: Path) -> None:
 
 
 def test_an_embedded_model_is_converted_once(package: Path, conversions: list[str]) -> None:
+    assert find_source("tiny").gguf == package / "tiny.gguf"
     first = converted(find_source("tiny"))
+    assert first.gguf is None
     assert converted(find_source("tiny")) == first
     assert conversions == ["tiny"]
     assert find_source(first.location).location == first.location
