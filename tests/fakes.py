@@ -62,6 +62,14 @@ SHAPES: dict[str, MakeTree] = {"chain": chain, "wide": wide, "dynamic": dynamic,
 # --- drafters ---
 
 
+def following(texts: Sequence[Sequence[int]], tokens: Sequence[int], places: int) -> list[int]:
+    """The last of the tokens and those known to follow it; zeros where the text is not known."""
+    for text in texts:
+        if list(text[: len(tokens)]) == list(tokens):
+            return [*text[len(tokens) - 1 :], *[0] * places][:places]
+    return [tokens[-1], *[0] * (places - 1)]
+
+
 class KnowingDrafter:
     """Knows each row's text and puts a guess at a chosen distance from the truth at every node.
 
@@ -89,18 +97,11 @@ class KnowingDrafter:
         tree = self.shape(num_rows, self.rng)
         depths_BN = tree.depths_XN.expand(num_rows, -1)
         places = tree.max_depth + 1
-        truth_BD = torch.tensor([self._following(tokens, places) for tokens in context.tokens])
+        truth_BD = torch.tensor([following(self.texts, tokens, places) for tokens in context.tokens])
         shift_BD = torch.cat([torch.zeros(num_rows, 1, dtype=torch.long), self.shift(num_rows, places - 1)], dim=1)
         tokens_BN = ((truth_BD + shift_BD).gather(1, depths_BN) + tree.ranks_XN) % self.vocab_size
         assert tokens_BN[:, 0].tolist() == context.root_B.tolist(), "the root is each row's last token"
         return Draft(tokens_BN, tree)
-
-    def _following(self, tokens: Sequence[int], places: int) -> list[int]:
-        """The root and the known tokens after it; zeros where the text is not known."""
-        for text in self.texts:
-            if text[: len(tokens)] == list(tokens):
-                return (text[len(tokens) - 1 :] + [0] * places)[:places]
-        return [tokens[-1]] + [0] * (places - 1)
 
 
 class OracleDrafter(KnowingDrafter):

@@ -129,6 +129,22 @@ def tiny_model(name: str, **changes: Any) -> Any:
 
 
 @functools.cache
+def counting_model(period: int, sure: float = 4.0) -> Any:
+    """A llama that mostly writes t + 1 after token t, and 0 after period - 1: soon its text repeats itself.
+
+    At `sure` = 4 it never does otherwise.
+    """
+    model = copy.deepcopy(tiny_model("llama"))
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.mul_(0.05)
+        layer.mlp.down_proj.weight.mul_(0.05)
+    directions_TH = torch.nn.functional.normalize(model.model.embed_tokens.weight[:period], dim=1)
+    model.lm_head.weight.zero_()
+    model.lm_head.weight[:period] = sure * directions_TH.roll(1, 0)
+    return model
+
+
+@functools.cache
 def quantised_model() -> Any:
     """A llama whose linear layers hold what a Q4_1 file would give back; the output matrix is Q8_0."""
     model = copy.deepcopy(tiny_model("llama", hidden_size=64, intermediate_size=128, head_dim=16))

@@ -59,12 +59,14 @@ class Answer:
 
 def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wish, console: Console) -> list[Answer]:
     """Decode every prompt, `batch_size` at once. Raises DataError for one that can't be asked, before any is."""
-    from medusa_cli.decode.loop import decode, generation_of
+    from medusa_cli.decode.loop import check_prompt, decode, generation_of
     from medusa_cli.decode.room import check_room
     from medusa_cli.decode.text import TextStream
 
     prompts = [_ids_of(parts.target, messages, wish.chat) for messages in asked]
     limits = _limits(parts.target, wish)
+    for number, prompt in enumerate(prompts, start=1):
+        check_prompt(prompt, limits, f"prompt {number}" if len(prompts) > 1 else "the prompt")
     rows = min(wish.batch_size, len(prompts))
     check_room(parts.target, prompts, limits, rows, parts.drafter.size)
     texts = [_Text(TextStream(parts.target.tokenizer, wish.stops)) for _ in prompts]

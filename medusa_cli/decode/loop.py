@@ -113,14 +113,19 @@ def generation_of(row: Row) -> Generation:
     return Generation(row.new_tokens, row.finish_reason, row.kept, row.num_nodes)
 
 
-def _new_row(key: int, prompt: Sequence[int], limits: Limits, seed: int) -> Row:
+def check_prompt(prompt: Sequence[int], limits: Limits, name: str) -> None:
+    """Raise DataError, calling it `name`, for a prompt that is empty or leaves no room in the context."""
     if not prompt:
-        raise DataError("the prompt is empty", "give at least one token; a base model needs some text to go on")
+        raise DataError(f"{name} is empty", "give at least one token; a base model needs some text to go on")
     if limits.budget(len(prompt)) < 1:
         raise DataError(
-            f"the prompt has {len(prompt)} tokens; the model's context holds {limits.context_limit}",
+            f"{name} has {len(prompt)} tokens; the model's context holds {limits.context_limit}",
             "shorten the prompt: at least one position must be left to write to",
         )
+
+
+def _new_row(key: int, prompt: Sequence[int], limits: Limits, seed: int) -> Row:
+    check_prompt(prompt, limits, "the prompt")
     return Row(key, list(prompt), len(prompt), limits, Stream(seed, key))
 
 

@@ -89,7 +89,15 @@ def test_without_json_the_table_and_the_verdict_are_printed(world: World, file: 
 
 
 def test_three_arms_get_the_same_prompts_and_a_column_of_sameness(world: World, file: Path) -> None:
-    done = _run("--compare", "greedy,hf-greedy,hf-prompt-lookup", "--prompts", file, "--json")
+    world.replies["hf-greedy"] = reply([1] * 5)
+    names = ["medusa", "greedy", "hf-greedy", "hf-prompt-lookup"]
+    lines = _run("--compare", ",".join(names[1:]), "--prompts", file, "--quiet").out.splitlines()
+    shown = [line.split() for line in lines if line.strip()]
+    assert shown[0][-2:] == ["same", "replies"]
+    same = {words[0]: " ".join(words[-3:]) for words in shown[1:6] if words[0] in names[1:]}
+    assert same == {"greedy": "4 of 4", "hf-greedy": "0 of 4", "hf-prompt-lookup": "4 of 4"}
+    world.replies.pop("hf-greedy")
+    done = _run("--compare", ",".join(names[1:]), "--prompts", file, "--json")
     report = json.loads(done.out)
     asked = [[row["id"] for row in arm["results"]] for arm in report["arms"].values()]
     assert len(asked) == 4

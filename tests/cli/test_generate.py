@@ -1,12 +1,17 @@
 """`medusa generate` on a tiny model and heads trained on its own text."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.acceptance.lossless import Lossless
+from medusa_cli.acceptance.typical import Typical
 from tests.cli.harness import Medusa
 
 PROMPT = "Write a story about the sea."
@@ -23,7 +28,7 @@ def generate(medusa: Medusa, tiny: Path, heads: Path) -> Medusa:
         named = ("--heads", heads) if heads else ()
         # how fast a tiny model is says nothing, so guesses are made whether they pay or not
         watched = () if "--speculate" in args else ("--speculate", "on")
-        return medusa("generate", *args, "-m", tiny, "--dtype", "float32", "-n", 40, *named, *watched, stdin=stdin)
+        return medusa("generate", "-m", tiny, "--dtype", "float32", "-n", 40, *named, *watched, *args, stdin=stdin)
 
     return run
 
@@ -48,6 +53,7 @@ def test_the_document_has_exactly_the_names_of_the_contract(generate: Medusa, ti
     assert (document["model"], document["heads"], document["seed"]) == (str(tiny), str(heads), 7)
     assert (document["dtype"], document["device"], document["acceptance"]) == ("float32", "cpu", "greedy")
     assert document["exact"] is True
+    assert document["text"] == decoded(tiny, document["token_ids"])
     assert document["completion_tokens"] == len(document["token_ids"]) == 40
     assert document["tokens_per_step"] == pytest.approx(39 / document["num_steps"])
 
@@ -62,15 +68,36 @@ def test_the_text_goes_to_stdout_and_one_line_about_it_to_stderr(generate: Medus
     assert generate(PROMPT, "-q").err == ""
 
 
-def test_a_stop_string_ends_the_text_before_it_and_the_ids_with_it(generate: Medusa) -> None:
+def test_a_stop_string_ends_the_text_before_it_and_all_that_is_counted_with_it(generate: Medusa, tiny: Path) -> None:
+    # vllm#47616: ids past the stop remained
     whole = generate(PROMPT, "--json").document
-    stop = whole["text"][12:14]
-    cut = generate(PROMPT, "--json", "--stop", stop, "--stop", "never written").document
-    assert cut["text"] == whole["text"].partition(stop)[0]
-    assert cut["finish_reason"] == "stop"
-    assert cut["token_ids"] == whole["token_ids"][: len(cut["token_ids"])]
-    assert len(cut["token_ids"]) < 40
+    stops = [whole["text"][place : place + 2] for place in range(1, len(whole["text"]) // 2)]
+    stops = [stop for stop in stops if "\ufffd" not in stop]
+    for stop in stops[:: len(stops) // 2]:
+        cut = generate(PROMPT, "--json", "--stop", stop, "--stop", "never written").document
+        ids = cut["token_ids"]
+        assert cut["text"] == whole["text"].partition(stop)[0]
+        assert cut["finish_reason"] == "stop"
+        assert ids == whole["token_ids"][: len(ids)]
+        assert stop in decoded(tiny, ids), "the token that completes the stop string belongs to the text"
+        assert stop not in decoded(tiny, ids[:-1])
+        assert cut["completion_tokens"] == len(ids)
+        assert (cut["tokens_per_step"] or 0) * cut["num_steps"] == pytest.approx(len(ids) - 1)
+    assert len(ids) < 40
     assert generate(PROMPT, "--stop", stop).out == cut["text"] + "\n"
+
+
+def test_a_text_that_ends_inside_a_character_is_shown_whole(generate: Medusa, tiny: Path) -> None:
+    # TGI#131, #333, vmlx-swift#148: halves of characters shown as they came, or a tail that never came
+    ids = generate(PROMPT, "--json").document["token_ids"]
+    count = next(count for count in range(39, 1, -1) if decoded(tiny, ids[:count]).endswith("\ufffd"))
+    for stream in ("--stream", "--no-stream"):
+        assert generate(PROMPT, "-n", count, stream).out == decoded(tiny, ids[:count]) + "\n"
+
+
+def decoded(model: Path, ids: list[int]) -> str:
+    """The text of ids, decoded at once."""
+    return AutoTokenizer.from_pretrained(model).decode(ids, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("flags", [(), ("--min-new-tokens", 9), ("--ignore-eos",)])
@@ -183,6 +210,17 @@ def test_every_way_of_accepting_runs_and_says_whether_it_is_exact(
     assert ("typical acceptance is not exact" in done.err) is not exact
 
 
+def test_the_help_says_which_ways_of_accepting_are_exact(medusa: Medusa) -> None:
+    # whisper-medusa#24: read as lossless, and was not
+    help_text = " ".join(medusa("generate", "--help").out.split())
+    (flag,) = re.findall(r"--acceptance <([a-z|]+)> (.*?) --", help_text)
+    assert flag[0].split("|") == ["greedy", "lossless", "typical"]
+    rules = {"greedy": Greedy(), "lossless": Lossless(1.0, 1.0, 0), "typical": Typical(1.0)}
+    exact = [name for name, rule in rules.items() if rule.exact]
+    assert flag[1].startswith(f"{' and '.join(exact)} are exact: ")
+    assert ". typical is not: " in flag[1]
+
+
 @pytest.mark.parametrize(
     ("args", "code", "said"),
     [
@@ -201,7 +239,10 @@ def test_flags_that_contradict_each_other_are_told(
     assert said in done.err
 
 
-def test_what_the_model_s_settings_ask_for_is_followed_and_said(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+def test_what_the_model_s_settings_ask_for_is_followed_and_said(
+    medusa: Medusa, tiny: Path, heads: Path, tmp_path: Path
+) -> None:
+    # EAGLE#178: the baseline followed them, and decoding with guesses did not
     shutil.copytree(tiny, tmp_path / "model")
     file = tmp_path / "model" / "generation_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"repetition_penalty": 1.5, "top_p": 0.4}))
@@ -214,6 +255,8 @@ def test_what_the_model_s_settings_ask_for_is_followed_and_said(medusa: Medusa, 
     text, said = written(tmp_path / "model")
     assert "as the model's generation_config says: repetition_penalty 1.5\n" in said
     assert text != written(tiny)[0]
+    for guesses in (("--speculate", "on"), ("--drafter", "mixed")):
+        assert written(tmp_path / "model", "--heads", heads, *guesses)[0] == text
     text, said = written(tmp_path / "model", "--temperature", 0.9)
     assert "says: repetition_penalty 1.5, top_p 0.4\n" in said
     text, said = written(tmp_path / "model", "--temperature", 0.9, "--top-p", 0.9)
@@ -262,6 +305,26 @@ def test_prompts_written_side_by_side_are_shown_in_their_order(
         assert [line.partition(" tokens in ")[0] for line in shown.err.splitlines()] == [
             str(one["completion_tokens"]) for one in alone
         ]
+
+
+def test_a_prompt_too_long_for_the_model_is_told_before_any_text_is_written(generate: Medusa, tmp_path: Path) -> None:
+    # sglang#3574: nothing is written that would then be lost
+    (tmp_path / "prompts.txt").write_text(f"sea\n{'long ' * 300}\n")
+    refused = generate("--prompt-file", tmp_path / "prompts.txt", "--batch-size", 1)
+    assert (refused.code, refused.out) == (1, "")
+    assert "error: prompt 2 has " in refused.err
+    assert "the model's context holds 256\n hint: shorten the prompt" in refused.err
+
+
+def test_the_name_of_a_model_chooses_neither_heads_nor_tree(generate: Medusa, tiny: Path, tmp_path: Path) -> None:
+    # Medusa#63: without "vicuna" in the name it warned, and took the tree of a model of 7 billion numbers
+    named = shutil.copytree(tiny, tmp_path / "vicuna-7b-v1.3")
+    there, here = generate(PROMPT, "-q", "--json", "-m", named), generate(PROMPT, "-q", "--json")
+    assert there.err == here.err == ""
+    for key in ("tree_size", "token_ids", "num_steps", "heads"):
+        assert there.document[key] == here.document[key]
+    alone = generate(PROMPT, "--json", "-m", named, "--speculate", "auto", heads=None)
+    assert (alone.document["drafter"], alone.document["heads"]) == ("none", None)
 
 
 def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(generate: Medusa, tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ import json
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from filelock import FileLock
 
 from medusa_cli.decode import room
+from medusa_cli.target.model import Target
 from tests.cli.harness import Done, Medusa, Trained, train_args
 
 FEW = ("--max-steps", 5)
@@ -133,6 +136,27 @@ def test_the_same_seed_makes_the_same_heads_to_the_bit(train: Callable[..., Done
         assert train(folder=folder).code == 0
     one, two = ((tmp_path / folder / "heads.safetensors").read_bytes() for folder in ("one", "two"))
     assert one == two
+
+
+def test_training_leaves_every_number_of_the_model_as_it_was(
+    train: Callable[..., Done], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from medusa_cli import assemble
+
+    before: list[tuple[torch.nn.Module, dict[str, torch.Tensor]]] = []
+    load_target = assemble.load_target
+
+    def remembered(*args: Any) -> Target:
+        target = load_target(*args)
+        before.append((target.model, {name: held.clone() for name, held in target.model.state_dict().items()}))
+        return target
+
+    monkeypatch.setattr(assemble, "load_target", remembered)
+    assert train("--dataset", data, "--runner", "eager").code == 0
+    ((model, numbers),) = before
+    after = model.state_dict()
+    assert numbers.keys() == after.keys()
+    assert all(torch.equal(held, after[name]) for name, held in numbers.items())
 
 
 def test_a_finished_run_that_goes_on_has_nothing_to_do(train: Callable[..., Done], tmp_path: Path) -> None:

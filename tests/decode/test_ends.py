@@ -13,11 +13,14 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.decode.text import StopStrings, decode_text
+from medusa_cli.drafters.gathered import Budget, GatheredDrafter
+from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
 from medusa_cli.target.model import Target
 from tests.decode.tiny_llama import DEPTH, TARGET, TEXTS, Counter, deep, oracle, up_to
 from tests.fakes import KnowingDrafter, OracleDrafter, RandomDrafter
+from tests.real_drafters import KnownGuesses
 from tests.tiny_models import NUM_NEW, VOCAB, greedy_of, prompt_of, target_of, tiny_model
 
 
@@ -120,11 +123,15 @@ def test_a_text_ends_at_the_context_s_last_position(name: str, space: int) -> No
     assert target.context_limit == 32
     wanted = [greedy_of(short_model(name), prompt, 32 - len(prompt)) for prompt in prompts]
     texts = [prompt + answer for prompt, answer in zip(prompts, wanted, strict=True)]
-    for drafter in (OracleDrafter(texts, deep), NoDrafter()):
+    known = GatheredDrafter([KnownGuesses(texts, DEPTH, (DEPTH,))], Budget(2 * DEPTH))
+    copying = GatheredDrafter([Ngrams()], Budget(16))
+    for drafter, depth in ((OracleDrafter(texts, deep), DEPTH), (known, DEPTH), (copying, None), (NoDrafter(), 0)):
         limits = Limits(40, context_limit=target.context_limit)
         found = collect(Parts(target, drafter, Greedy()), prompts, limits, max_rows=2)
         assert [each.token_ids for each in found] == wanted
         assert {each.finish_reason for each in found} == {"length"}
+        if depth is not None:  # guesses are kept up to the end
+            assert [each.num_steps for each in found] == [math.ceil((len(text) - 1) / (depth + 1)) for text in wanted]
 
 
 @pytest.mark.parametrize("length", [32, 33, 50])

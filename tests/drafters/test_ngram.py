@@ -66,3 +66,15 @@ def test_chances_fall_along_a_copy_and_are_learnt_from_the_next_context() -> Non
     fresh, learnt = Belief(), source._belief
     assert learnt.chance(2, 0) > fresh.chance(2, 0)
     assert learnt.chance(2, 1) > fresh.chance(2, 1)
+
+
+def test_a_source_that_starts_again_copies_nothing_from_the_texts_before() -> None:
+    source = Ngrams()
+    grown = []
+    for tokens in ([7, 8, 9, 7], [1, 2, 3, 7]):
+        context = Context([tokens], torch.tensor([7]), torch.zeros(1, 4))
+        source.start(context)
+        trie = Trie(7)
+        source.plant(context, [trie])
+        grown.append(trie.tokens[1:3])
+    assert grown == [[8, 9], []]

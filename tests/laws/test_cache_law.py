@@ -7,13 +7,15 @@ import torch
 from torch import Tensor
 
 from medusa_cli.acceptance.greedy import Greedy
-from medusa_cli.contracts import Context, Draft
+from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.model import Target
-from tests.fakes import SHAPES, KnowingDrafter, RandomDrafter
-from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
+from medusa_cli.trees.tree import TokenTree
+from tests.fakes import SHAPES, PerPositionDrafter, RandomDrafter
+from tests.real_drafters import REAL
+from tests.tiny_models import NUM_NEW, counting_model, greedy_of, known, target_of, tiny_model
 
 LENGTHS = (5, 17, 11, 3, 9, 14, 1)
 
@@ -21,7 +23,7 @@ LENGTHS = (5, 17, 11, 3, 9, 14, 1)
 class CheckingDrafter:
     """Hands out another drafter's guesses, after comparing all state with the library's forward over each text."""
 
-    def __init__(self, inner: KnowingDrafter, model: Any) -> None:
+    def __init__(self, inner: Drafter, model: Any) -> None:
         self.inner = inner
         self.model = model
         self.cache: TreeCache | None = None
@@ -95,3 +97,37 @@ def test_every_step_leaves_what_a_fresh_prefill_would(
     assert [each.token_ids for each in found] == texts.wanted(len(prompts))
     assert drafter.num_checks >= 20
     assert drafter.num_moved >= 10, "paths of several nodes are what can go wrong"
+
+
+@pytest.mark.parametrize("drafter", ["perfect", "mixed"])
+def test_gathered_guesses_leave_what_a_fresh_prefill_would(drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = known("llama", LENGTHS)
+    target = target_of(tiny_model("llama"), "eager")
+    checking = CheckingDrafter(REAL[drafter](target, texts.texts), tiny_model("llama"))
+    checking.watch(target, monkeypatch)
+    found = collect(Parts(target, checking, Greedy()), texts.prompts[:4], Limits(NUM_NEW), max_rows=2)
+    assert [each.token_ids for each in found] == texts.wanted(4)
+    assert checking.num_moved >= 10
+
+
+def uneven(num_rows: int, rng: torch.Generator) -> TokenTree:
+    """The likeliest path has one node, beside it hangs a chain of four."""
+    return TokenTree.from_paths([[0], [1], [1, 0], [1, 0, 0], [1, 0, 0, 0]])
+
+
+@pytest.mark.parametrize("period", [3, 6])
+def test_token_0_after_a_path_shorter_than_the_deepest_is_no_padding_of_it(
+    period: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Medusa#64: padding of the short path held token 0, so it was accepted where the target said 0
+    model = counting_model(period)
+    prompts = [[1] * 4, [2, 0, 1]]
+    texts = [prompt + greedy_of(model, prompt, 13) for prompt in prompts]
+    target = target_of(model)
+    drafter = CheckingDrafter(PerPositionDrafter(texts, uneven, right=[1]), model)
+    drafter.watch(target, monkeypatch)
+    found = collect(Parts(target, drafter, Greedy()), prompts, Limits(13), max_rows=2)
+    for prompt, text, each in zip(prompts, texts, found, strict=True):
+        assert each.token_ids == text[len(prompt) :] == [(prompt[-1] + place) % period for place in range(1, 14)]
+        assert each.kept == [2] * 6
+        assert 0 in each.token_ids[2::2], "the token after a kept path"

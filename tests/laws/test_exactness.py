@@ -7,13 +7,17 @@ llama, and a smaller one on every architecture.
 import functools
 
 import pytest
+import torch
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.target.model import Target
+from medusa_cli.trees.files import parse_tree
+from medusa_cli.trees.tree import TokenTree
 from tests.fakes import DRAFTERS, SHAPES
+from tests.real_drafters import REAL
 from tests.tiny_models import (
     ARCHITECTURES,
     NUM_NEW,
@@ -82,6 +86,14 @@ def test_every_architecture_takes_other_trees(name: str, drafter: str, shape: st
     assert texts_of(target, name, drafter, shape, num_rows) == known(name).wanted(num_rows)
 
 
+@pytest.mark.parametrize("drafter", REAL)
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text", "gpt2"])
+def test_guesses_that_are_gathered_or_left_out_by_pace_give_the_greedy_text(name: str, drafter: str) -> None:
+    target, texts = cached_target(name, "eager", "packed"), known(name)
+    found = collect(Parts(target, REAL[drafter](target, texts.texts), Greedy()), texts.prompts, LIMITS, max_rows=2)
+    assert [each.token_ids for each in found] == texts.wanted(3)
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma3_text"])
 def test_rows_that_join_as_others_leave_change_nothing(name: str) -> None:
     lengths = (5, 17, 11, 3, 1)
@@ -102,15 +114,21 @@ def test_a_text_far_past_the_window_is_the_greedy_one(name: str) -> None:
         assert found.token_ids == wanted
 
 
-def test_fifty_prompts_under_three_trees_give_the_greedy_texts() -> None:
+def forty(num_rows: int, rng: torch.Generator) -> TokenTree:
+    """Forty nodes under the root."""
+    return parse_tree("4x3x2")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_fifty_prompts_under_three_trees_give_the_greedy_texts(attention: str) -> None:
     # transformers#30042, #30413, Medusa#99: another tree, another text
     prompts = [prompt_of(1 + seed % 13, seed) for seed in range(50)]
     wanted = [greedy_of(tiny_model("llama"), prompt, 6) for prompt in prompts]
     texts = [prompt + answer for prompt, answer in zip(prompts, wanted, strict=True)]
-    for shape in ("chain", "wide", "padded"):
-        parts = Parts(cached_target("llama", "sdpa", "eager"), DRAFTERS["random"](texts, SHAPES[shape]), Greedy())
+    for shape in (SHAPES["chain"], SHAPES["wide"], forty):
+        parts = Parts(cached_target("llama", attention, "eager"), DRAFTERS["random"](texts, shape), Greedy())
         found = collect(parts, prompts, Limits(6), max_rows=10)
-        assert [each.token_ids for each in found] == wanted, shape
+        assert [each.token_ids for each in found] == wanted, shape.__name__
 
 
 def test_a_target_writes_a_second_text_as_a_new_one_would() -> None:

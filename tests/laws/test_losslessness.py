@@ -11,12 +11,14 @@ from torch import Tensor
 
 from medusa_cli.acceptance.draws import Stream
 from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.contracts import Context, Draft
-from medusa_cli.decode.loop import Parts, collect
+from medusa_cli.contracts import Context, Draft, Drafter
+from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.rows import Limits
+from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import DRAFTERS, SHAPES, follows
-from tests.tiny_models import NUM_NEW, SAMPLED, SEED, VOCAB, prompt_of, sampled, target_of, tiny_model
+from tests.real_drafters import REAL
+from tests.tiny_models import NUM_NEW, SAMPLED, SEED, VOCAB, counting_model, prompt_of, sampled, target_of, tiny_model
 
 PROMPT = prompt_of(6)
 RULE = Lossless(temperature=4.0, top_p=1.0, top_k=3)
@@ -87,6 +89,31 @@ def test_a_seed_samples_one_text_whatever_is_guessed(
 ) -> None:
     # vllm#16077: another tree, another text
     assert_sampled_alike("llama", settings, drafter, shape, "eager")
+
+
+@pytest.mark.parametrize("settings", [SAMPLED, RULES["hot"]], ids=["warm", "hot"])
+@pytest.mark.parametrize("drafter", REAL)
+def test_a_seed_samples_one_text_whoever_gathers_the_guesses(drafter: str, settings: tuple[float, float, int]) -> None:
+    texts, target = sampled("llama", settings), cached_target("llama", "eager")
+    parts = Parts(target, REAL[drafter](target, texts.texts), Lossless(*settings), seed=SEED)
+    found = collect(parts, texts.prompts, Limits(NUM_NEW), max_rows=2)
+    assert [each.token_ids for each in found] == texts.wanted(3)
+    assert drafter == "ngram" or max(max(each.kept) for each in found) > 1
+
+
+def test_a_text_that_is_copied_from_itself_is_sampled_as_without_copies() -> None:
+    target = target_of(counting_model(7, sure=1.0))
+    prompts = [[place % 7 for place in range(start, start + 14)] for start in range(3)]
+
+    def written(drafter: Drafter) -> list[Generation]:
+        parts = Parts(target, drafter, Lossless(*SAMPLED), seed=SEED)
+        return collect(parts, prompts, Limits(NUM_NEW), max_rows=3)
+
+    plain, copied = written(NoDrafter()), written(REAL["ngram"](target, []))
+    assert [each.token_ids for each in copied] == [each.token_ids for each in plain]
+    counted = [[(prompt[-1] + place) % 7 for place in range(1, NUM_NEW + 1)] for prompt in prompts]
+    assert all(each.token_ids != text for each, text in zip(plain, counted, strict=True)), "some copies are wrong"
+    assert max(max(each.kept) for each in copied) > 3, "and some are right"
 
 
 @pytest.mark.parametrize("name", ["mistral", "gemma3_text", "qwen3_moe", "gpt2"])

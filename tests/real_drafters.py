@@ -1,0 +1,90 @@
+"""The drafters that guess on the host or by pace, made small enough for the laws.
+
+Random heads are hardly ever right. A source that knows the texts stands beside them, so that steps keep several tokens.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from medusa_cli.contracts import Context, Drafter
+from medusa_cli.drafters.gathered import Budget, GatheredDrafter, HeadGuesses
+from medusa_cli.drafters.hydra import HydraGuesses
+from medusa_cli.drafters.ngram import Ngrams
+from medusa_cli.drafters.pace import Pace
+from medusa_cli.drafters.trie import ROOT, Trie
+from medusa_cli.drafters.watched import WatchedDrafter
+from medusa_cli.target.model import Target
+from tests.drafters.test_dynamic_drafter import random_heads
+from tests.drafters.test_hydra import hydra_heads
+from tests.fakes import SHAPES, WIDE_PATHS, RandomDrafter, following
+from tests.tiny_models import VOCAB
+
+DEPTH = 3
+Texts = Sequence[Sequence[int]]
+
+
+class KnownGuesses:
+    """A source that knows `depth` tokens of each row's text, and lays a likelier wrong guess beside each of them.
+
+    `right` says how many of them it tells truly, a step after the other.
+    """
+
+    def __init__(self, texts: Texts, depth: int = DEPTH, right: Sequence[int] = (DEPTH,)) -> None:
+        self.texts = texts
+        self.depth = depth
+        self.right = right
+        self.num_steps = 0
+
+    def start(self, context: Context) -> None:
+        """Texts are known by their beginnings."""
+
+    def plant(self, context: Context, tries: Sequence[Trie]) -> None:
+        right = self.right[self.num_steps % len(self.right)]
+        self.num_steps += 1
+        for tokens, trie in zip(context.tokens, tries, strict=True):
+            node = ROOT
+            for place, token in enumerate(following(self.texts, tokens, self.depth + 1)[1:]):
+                trie.grow(node, (token + 1) % VOCAB, 0.95 ** (place + 1))
+                node = trie.grow(node, (token + 2 * (place >= right)) % VOCAB, 0.9 ** (place + 1))
+
+
+def perfect(target: Target, texts: Texts) -> Drafter:
+    """Every step keeps DEPTH guesses."""
+    return GatheredDrafter([KnownGuesses(texts)], Budget(2 * DEPTH))
+
+
+def ngram(target: Target, texts: Texts) -> Drafter:
+    return GatheredDrafter([Ngrams()], Budget(8), "ngram")
+
+
+def mixed(target: Target, texts: Texts) -> Drafter:
+    """Heads and n-grams under a budget that goes by a pace, and a source that is right now and then."""
+    known = KnownGuesses(texts, right=(3, 1, 0, 2))
+    budget = Budget(9, Pace({1: 1.0, 4: 1.2, 16: 1.9}))
+    return GatheredDrafter([HeadGuesses(random_heads(target), 6), Ngrams(), known], budget, clock=_clock())
+
+
+def hydra_mixed(target: Target, texts: Texts) -> Drafter:
+    known = KnownGuesses(texts, right=(2, 3, 1))
+    return GatheredDrafter([HydraGuesses(hydra_heads(output=target.output_weight), 6), Ngrams(), known], Budget(16))
+
+
+def watched(target: Target, texts: Texts) -> Drafter:
+    """Steps with guesses and without, by turns; see `brief_turns`."""
+    random = RandomDrafter(texts, SHAPES["wide"])
+    random.name, random.size = "random", len(WIDE_PATHS)
+    return WatchedDrafter(random, clock=_clock())
+
+
+def _clock() -> Callable[[], float]:
+    """Every step takes a second."""
+    return count().__next__
+
+
+REAL: dict[str, Callable[[Target, Texts], Drafter]] = {
+    "perfect": perfect,
+    "ngram": ngram,
+    "mixed": mixed,
+    "hydra_mixed": hydra_mixed,
+    "watched": watched,
+}
