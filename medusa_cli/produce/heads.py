@@ -24,8 +24,8 @@ from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
-from medusa_cli.produce.given import gather, own_words
-from medusa_cli.produce.write import OnProgress
+from medusa_cli.produce.gather import gather, own_words
+from medusa_cli.produce.stage import OnProgress, Stage
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.card import FittedTree, Provenance, write_card
@@ -76,7 +76,7 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     command   the command line, for the model card
     """
     folder.claim(target.fingerprint)
-    material = _gather(recipe, target, folder.path / "written", hooks)
+    material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks)
     heads = _fresh_heads(recipe, target, material)
     sets = _examples(material, heads)
     hooks.say(
@@ -99,16 +99,16 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     return Made(folder.path, fitted, material.counts, material.answers)
 
 
-def _gather(recipe: Recipe, target: Target, written: Path, hooks: Hooks) -> Material:
+def _gather(stage: Stage, hooks: Hooks) -> Material:
     """The data stage: samples, their split, and words of the target to measure on."""
-    gathered = gather(recipe, target, written, hooks.on_data)
+    gathered = gather(stage)
     for note in gathered.notes:
         hooks.say(f"note: {note}")
     for warning in gathered.warnings:
         hooks.warn(warning)
     corpus = Corpus.open(gathered.store)
-    split = corpus.split(recipe.data.held_out, recipe.seed)
-    prompts = written / "prompts.jsonl"
+    split = corpus.split(stage.recipe.data.held_out, stage.recipe.seed)
+    prompts = stage.folder / "prompts.jsonl"
     counts = {
         **gathered.counts,
         "samples": corpus.num_samples,
@@ -119,7 +119,7 @@ def _gather(recipe: Recipe, target: Target, written: Path, hooks: Hooks) -> Mate
     if gathered.by_target:
         counts["tokens written"] += counts["tokens learnt"]
         return Material(corpus, split.train, corpus, split.held_out, counts, answers)
-    judge = own_words(recipe, target, corpus, split.held_out, hooks.on_data)
+    judge = own_words(stage, corpus, split.held_out)
     counts["tokens written"] = int(judge.supervised_T.sum())
     return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers)
 
