@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from medusa_cli import __version__
 from medusa_cli.data.distill import read_written
@@ -77,7 +78,10 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     """
     folder.claim(target.fingerprint)
     material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks)
-    heads = _fresh_heads(recipe, target, material)
+    draft_ids_W = choose_draft_ids(
+        material.corpus, material.learnt, size=recipe.heads.draft_vocab, real_vocab=target.real_vocab
+    )
+    heads = fresh_heads(recipe, target, draft_ids_W)
     sets = _examples(material, heads)
     hooks.say(
         f"{len(sets.train):,} places to learn from, {len(sets.held_out):,} held out; the draft vocabulary of "
@@ -130,25 +134,22 @@ def _lengths(corpus: Corpus) -> dict[str, float]:
     return {"mean": float(learnt_S.mean()), "median": float(np.median(learnt_S)), "longest": int(learnt_S.max())}
 
 
-def _fresh_heads(recipe: Recipe, target: Target, material: Material) -> MedusaHeads:
-    """Untrained heads over the draft vocabulary that the samples to learn from need most."""
-    draft_ids = choose_draft_ids(
-        material.corpus, material.learnt, size=recipe.heads.draft_vocab, real_vocab=target.real_vocab
-    )
+def fresh_heads(recipe: Recipe, target: Target, draft_ids_W: Tensor) -> MedusaHeads:
+    """Untrained heads for this target over this draft vocabulary, in float32."""
     config = MedusaConfig(
         type=recipe.heads.type,
         num_heads=recipe.heads.num_heads,
         num_layers=recipe.heads.num_layers,
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
-        draft_vocab=len(draft_ids),
+        draft_vocab=len(draft_ids_W),
         own_output=recipe.heads.own_output,
         output_bias=target.output_bias is not None,
         sees_root=recipe.heads.sees_root,
         target_name=target.name,
         target_fingerprint=target.fingerprint,
     )
-    return MedusaHeads.fresh(config, draft_ids, target.output_weight.float(), target.output_bias)
+    return MedusaHeads.fresh(config, draft_ids_W, target.output_weight.float(), target.output_bias)
 
 
 def _examples(material: Material, heads: MedusaHeads) -> Sets:

@@ -14,7 +14,8 @@ from medusa_cli.errors import TargetError
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.home import expanded
-from medusa_cli.produce.pace import Pace, measure_pace
+from medusa_cli.produce.effort import Effort, measure_effort
+from medusa_cli.produce.heads import fresh_heads
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_config, weights_are_here
@@ -126,7 +127,8 @@ def timed(plan: Plan, recipe: Recipe, say: Callable[[str], None]) -> Plan:
         return replace(plan, why_not_timed=why_not)
     say("trying for some seconds how fast this machine writes and learns …")
     target = load_target(recipe.target)
-    return replace(plan, seconds=_seconds(plan, recipe, measure_pace(recipe, target, _noise_heads(recipe, target))))
+    effort = measure_effort(recipe, target, _noise_heads(recipe, target))
+    return replace(plan, seconds=_seconds(plan, recipe, effort))
 
 
 def _why_not(plan: Plan, recipe: Recipe) -> str | None:
@@ -143,8 +145,8 @@ def _why_not(plan: Plan, recipe: Recipe) -> str | None:
     return None
 
 
-def _seconds(plan: Plan, recipe: Recipe, pace: Pace) -> Seconds:
-    """What is left at this pace."""
+def _seconds(plan: Plan, recipe: Recipe, effort: Effort) -> Seconds:
+    """What each stage that is left takes."""
     data = recipe.data
     device = choose_device(recipe.target.device)
     # processes on one GPU share it; on a CPU each was given its share of the cores
@@ -154,12 +156,12 @@ def _seconds(plan: Plan, recipe: Recipe, pace: Pace) -> Seconds:
     def writing(texts: int, prompt: int, new: int) -> float:
         rounds = texts / min(side_by_side, max(texts, 1))
         rows = min(data.rows, max(texts, 1))
-        return rounds * (rows * prompt * pace.read_token + new * pace.step)
+        return rounds * (rows * prompt * effort.read_token + new * effort.step)
 
     steps = max(0, plan.steps_at_most - plan.steps_saved)
-    learning = steps * recipe.train.batch_size * pace.learn_place
+    learning = steps * recipe.train.batch_size * effort.learn_place
     if data.dataset != "self":
-        return Seconds(0.0, 0.0, unanswered * data.max_seq_length * pace.read_token, learning)
+        return Seconds(0.0, 0.0, unanswered * data.max_seq_length * effort.read_token, learning)
     unwritten = data.num_samples - min(plan.prompts_written, data.num_samples)
     answer_tokens = min(data.max_answer_tokens, data.max_seq_length // 2)
     return Seconds(
@@ -217,6 +219,7 @@ def _device(recipe: Recipe) -> torch.device | None:
 
 
 def _devices(recipe: Recipe, device: torch.device) -> list[torch.device]:
+    """Where the weights would lie: on this device, or on all GPUs."""
     if recipe.target.device_map == "auto" and device.type == "cuda":
         return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return [device]
@@ -225,49 +228,45 @@ def _devices(recipe: Recipe, device: torch.device) -> list[torch.device]:
 def _dtype(recipe: Recipe) -> torch.dtype:
     """How the weights would be held; bfloat16 on a device that is not here to be asked."""
     device, wanted = _device(recipe), recipe.target.dtype
-    return choose_dtype(wanted, device) if device else choose_dtype("bfloat16" if wanted == "auto" else wanted, _CPU)
-
-
-_CPU = torch.device("cpu")
+    if device is None and wanted == "auto":
+        return torch.bfloat16
+    return choose_dtype(wanted, device or torch.device("cpu"))
 
 
 def _source(recipe: Recipe) -> Source:
+    """Where the model's files are."""
     return converted(find_source(recipe.target.model))
 
 
 def _noise_heads(recipe: Recipe, target: Target) -> MedusaHeads:
-    """Fresh heads over the first tokens: which ones makes no difference to the time."""
-    width = min(recipe.heads.draft_vocab or target.real_vocab, target.real_vocab)
-    config = _config(recipe, target.hidden_size, target.vocab_size, width)
-    config = config.model_copy(update={"output_bias": target.output_bias is not None})
-    return MedusaHeads.fresh(config, torch.arange(width), target.output_weight.float(), target.output_bias)
+    """Heads over the first tokens: which ones makes no difference to the time."""
+    return fresh_heads(recipe, target, torch.arange(_width(recipe, target.real_vocab)))
 
 
 def _parameters(recipe: Recipe, hidden_size: int, vocab_size: int) -> int:
     """Trained parameters of the heads, counted on heads without memory."""
-    width = min(recipe.heads.draft_vocab or vocab_size, vocab_size)
-    config = _config(recipe, hidden_size, vocab_size, width)
+    width = _width(recipe, vocab_size)
+    config = MedusaConfig(
+        type=recipe.heads.type,
+        num_heads=recipe.heads.num_heads,
+        num_layers=recipe.heads.num_layers,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        draft_vocab=width,
+        own_output=recipe.heads.own_output,
+        output_bias=False,
+        sees_root=recipe.heads.sees_root,
+        target_name=recipe.target.model,
+        target_fingerprint="",
+    )
     with torch.device("meta"):
         heads = MedusaHeads(config, torch.zeros(width, dtype=torch.long))
     return sum(parameter.numel() for parameter in heads.parameters())
 
 
-def _config(recipe: Recipe, hidden_size: int, vocab_size: int, draft_vocab: int) -> MedusaConfig:
-    """The heads that the recipe asks for."""
-    wanted = recipe.heads
-    return MedusaConfig(
-        type=recipe.heads.type,
-        num_heads=wanted.num_heads,
-        num_layers=wanted.num_layers,
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        draft_vocab=draft_vocab,
-        own_output=wanted.own_output,
-        output_bias=False,
-        sees_root=wanted.sees_root,
-        target_name=recipe.target.model,
-        target_fingerprint="",
-    )
+def _width(recipe: Recipe, vocab_size: int) -> int:
+    """Entries of the draft vocabulary, of so many that there are."""
+    return min(recipe.heads.draft_vocab or vocab_size, vocab_size)
 
 
 def _lines(file: Path) -> int:
