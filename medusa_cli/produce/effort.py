@@ -49,7 +49,7 @@ def measure_effort(recipe: Recipe, target: Target, heads: MedusaHeads) -> Effort
 @torch.inference_mode()
 def _reading(recipe: Recipe, target: Target) -> float:
     """Seconds a token while prompts, or texts that are given, are read."""
-    if recipe.data.dataset == "self":
+    if recipe.data.target_answers:
         rows, tokens = min(PREFILL_ROWS, recipe.data.rows), PREFILL_TOKENS
     else:
         tokens = min(recipe.data.max_seq_length, READ_TOKENS)

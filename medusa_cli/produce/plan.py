@@ -16,7 +16,7 @@ from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.home import expanded
 from medusa_cli.produce.effort import Effort, measure_effort
 from medusa_cli.produce.heads import fresh_heads
-from medusa_cli.recipe import Recipe
+from medusa_cli.recipe import DataSettings, Recipe
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_config, weights_are_here
 from medusa_cli.target.load import choose_device, choose_dtype, load_target
@@ -57,7 +57,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Seconds:
-    """What each stage that is left would take at most, if every text ran to its budget; without loading and fitting."""
+    """What each stage that is left would take at most, if every text ran to its budget; without loading and fitting.
+
+    What a server takes is not known. A data set is taken to have answers unless others are asked for.
+    """
 
     prompts: float
     answers: float
@@ -95,12 +98,12 @@ def plan_of(recipe: Recipe) -> Plan:
     refuse_config(config, recipe.target.model)
     text = config.get_text_config()
     folder, data = expanded(recipe.output_dir), recipe.data
-    own = data.dataset == "self"
-    tokens = min(data.max_answer_tokens, data.max_seq_length // 2) if own else data.max_seq_length
+    given = data.dataset != "self" and data.answers_from == "auto"
+    tokens = data.max_seq_length if given else _answer_tokens(data)
     learnt = data.num_samples * (1 - data.held_out) * tokens
     steps = math.ceil(recipe.train.epochs * learnt / recipe.train.batch_size)
     parameters = _parameters(recipe, text.hidden_size, text.vocab_size)
-    places = data.num_samples * (tokens + 1)
+    places = data.num_samples * (tokens + 1 if data.target_answers else data.max_seq_length)
     return Plan(
         samples=data.num_samples,
         prompts_written=_lines(folder / "written" / "prompts.jsonl"),
@@ -160,16 +163,20 @@ def _seconds(plan: Plan, recipe: Recipe, effort: Effort) -> Seconds:
 
     steps = max(0, plan.steps_at_most - plan.steps_saved)
     learning = steps * recipe.train.batch_size * effort.learn_place
-    if data.dataset != "self":
-        return Seconds(0.0, 0.0, unanswered * data.max_seq_length * effort.read_token, learning)
+    own, new = data.dataset == "self", _answer_tokens(data)
     unwritten = data.num_samples - min(plan.prompts_written, data.num_samples)
-    answer_tokens = min(data.max_answer_tokens, data.max_seq_length // 2)
+    prompt = data.max_prompt_tokens if own else data.max_seq_length - new
     return Seconds(
-        prompts=writing(unwritten, 0, data.max_prompt_tokens),
-        answers=writing(unanswered, data.max_prompt_tokens, answer_tokens),
-        reading=0.0,
+        prompts=writing(unwritten, 0, data.max_prompt_tokens) if own else 0.0,
+        answers=writing(unanswered, prompt, new) if data.target_answers else 0.0,
+        reading=0.0 if data.target_answers else unanswered * data.max_seq_length * effort.read_token,
         training=learning,
     )
+
+
+def _answer_tokens(data: DataSettings) -> int:
+    """Tokens of an answer that is made anew, at most."""
+    return min(data.max_answer_tokens, data.max_seq_length // 2)
 
 
 def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
