@@ -36,8 +36,10 @@ class BenchPrompt:
 
 
 def read_questions(file: Path) -> list[Question]:
-    """The questions in a file that `read_prompts` reads. Raises DataError, as it does, and for a prompt of several
-    messages: only its last one would be asked."""
+    """The questions in a file that `read_prompts` reads.
+
+    Raises DataError, as it does, and for a conversation, of which the last message alone would be asked.
+    """
     prompts = read_prompts(file)
     for prompt in prompts:
         if len(prompt.messages) > 1:
