@@ -37,18 +37,25 @@ def in_words(errors: Iterable[Mapping[str, Any]], patterns: Mapping[str, str], n
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The setting that was meant: of the same last part wherever it is, else the one spelt most alike."""
     known, plain = list(known), name.lower().replace("-", "_")
-    lasts: dict[str, list[str]] = {}
+    last = _last_part(plain)
+    of_last: dict[str, list[str]] = {}
     for one in known:
-        lasts.setdefault(one.rpartition(".")[2], []).append(one)
-    last = plain.rpartition(".")[2]
-    for choice, cutoff in ((lasts.get(last, known), 0.0 if last in lasts else 0.75), (known, 0.6)):
-        if near := difflib.get_close_matches(plain, choice, n=1, cutoff=cutoff):
-            return near[0]
-    alike = difflib.get_close_matches(last, lasts, n=1, cutoff=0.75)
-    return lasts[alike[0]][0] if alike else None
+        of_last.setdefault(_last_part(one), []).append(one)
+    if last in of_last:
+        return difflib.get_close_matches(plain, of_last[last], n=1, cutoff=0.0)[0]
+    if near := difflib.get_close_matches(plain, known, n=1, cutoff=0.6):
+        return near[0]
+    alike = difflib.get_close_matches(last, of_last, n=1, cutoff=0.75)
+    return of_last[alike[0]][0] if alike else None
+
+
+def _last_part(name: str) -> str:
+    """epochs of train.epochs."""
+    return name.rpartition(".")[2]
 
 
 def _sentence(error: Mapping[str, Any], patterns: Mapping[str, str], known: list[str]) -> str:
+    """What is wrong with one setting, by the kind of pydantic's error."""
     name = ".".join(str(part) for part in error["loc"])
     kind, context, given = error["type"], error.get("ctx", {}), error["input"]
     if kind in ("extra_forbidden", "invalid_key"):

@@ -142,6 +142,11 @@ class DataSettings(Settings):
         """The URL of the server that answers, if one does."""
         return None if self.answers_from in ("auto", "self") else self.answers_from
 
+    @property
+    def target_answers(self) -> bool:
+        """Whether the target answers, as far as can be told before the data is seen: it may hold prompts alone."""
+        return self.answers_from == "self" or (self.dataset == "self" and self.server is None)
+
 
 def _server_url(text: str) -> str:
     """The URL that /chat/completions is put behind, or RecipeError."""

@@ -42,11 +42,17 @@ def find_recipe(name: str, package: Path = PACKAGE) -> Path:
     known = recipes(package)
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(Path(name).name.removesuffix(".yaml").lower(), known, n=1)
+    near = nearest_recipe(name, package)
     raise RecipeError(
         f"no such file, and no recipe of that name: {name or 'the name is empty'}",
-        f"did you mean {near[0]}? see medusa recipes ls" if near else "see medusa recipes ls",
+        f"did you mean {near}? see medusa recipes ls" if near else "see medusa recipes ls",
     )
+
+
+def nearest_recipe(name: str, package: Path = PACKAGE) -> str | None:
+    """The recipe whose name is spelt most alike."""
+    near = difflib.get_close_matches(Path(name).name.removesuffix(".yaml").lower(), recipes(package), n=1)
+    return near[0] if near else None
 
 
 def read_header(text: str) -> Header:
@@ -67,4 +73,4 @@ def read_header(text: str) -> Header:
         else:
             name = None
             what.append(said)
-    return Header(" ".join(what).strip(), *(found.get(field) for field in FIELDS))
+    return Header(" ".join(what).strip(), **{field: found.get(field) for field in FIELDS})

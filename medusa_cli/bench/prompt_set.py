@@ -3,14 +3,12 @@
 This file knows no model; tokens come from the caller.
 """
 
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from medusa_cli.data.conversations import is_text
+from medusa_cli.data.prompts import read_prompts
 from medusa_cli.errors import DataError
 
 # Chance that two tokens drawn from a text are the same one: 0.0075 over mixed English prompts in a vocabulary of
@@ -21,7 +19,7 @@ _FEWEST_TOKENS = 100
 
 @dataclass(frozen=True)
 class Question:
-    """One line of a prompt file: the first turn only, since every arm answers one prompt at a time."""
+    """What is asked: one text, as every arm answers one at a time."""
 
     id: str
     category: str
@@ -38,46 +36,18 @@ class BenchPrompt:
 
 
 def read_questions(file: Path) -> list[Question]:
-    """The questions in a .jsonl file of `{"id", "category", "turns"}`; `prompt` may stand in for `turns`.
+    """The questions in a file that `read_prompts` reads.
 
-    Raises DataError naming the line at fault.
+    Raises DataError, as it does, and for a conversation, of which the last message alone would be asked.
     """
-    try:
-        # JSON may hold line breaks of Unicode as they are
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"can't read the prompts {file}: {error}", "name a .jsonl file, one prompt a line") from error
-    questions = [_question(line, f"{file}:{number}", number) for number, line in enumerate(lines, 1) if line.strip()]
-    if not questions:
-        raise DataError(f"{file} holds no prompt", 'one line for each: {"id": "a", "category": "b", "turns": ["…"]}')
-    twice = [name for name, times in Counter(question.id for question in questions).items() if times > 1]
-    if twice:
-        raise DataError(f"{file}: the id '{twice[0]}' is there twice", "give each prompt an id of its own")
-    return questions
-
-
-def _question(line: str, where: str, number: int) -> Question:
-    """One line as a question, or DataError."""
-    hint = 'a line looks like {"id": "a", "category": "b", "turns": ["Why is the sky blue?"]}'
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: this is not JSON ({getattr(error, 'msg', error)})", hint) from error
-    if not isinstance(row, Mapping):
-        raise DataError(f"{where}: this is no object", hint)
-    text = _text(row)
-    if text is None:
-        raise DataError(f"{where}: no text under 'turns' or 'prompt'", hint)
-    if not is_text(text):
-        raise DataError(f"{where}: holds half of a surrogate pair, which is no character", hint)
-    return Question(str(row.get("id", number)), str(row.get("category", "all")), text)
-
-
-def _text(row: Mapping[str, Any]) -> str | None:
-    """The first turn, or None when there is none."""
-    turns = row.get("turns", row.get("prompt"))
-    first = turns[0] if isinstance(turns, list) and turns else turns
-    return first if isinstance(first, str) and first.strip() else None
+    prompts = read_prompts(file)
+    for prompt in prompts:
+        if len(prompt.messages) > 1:
+            raise DataError(
+                f"{file}: the prompt '{prompt.id}' is a conversation of {len(prompt.messages)} messages",
+                'a bench asks one question at a time: {"id": "a", "category": "b", "turns": ["Why is the sky blue?"]}',
+            )
+    return [Question(prompt.id, prompt.category, prompt.messages[0].content) for prompt in prompts]
 
 
 def pick(questions: Sequence[Question], count: int | None) -> list[Question]:

@@ -107,18 +107,11 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Write the text that follows a prompt, several tokens a forward, word for word what the model would say."""
-    from medusa_cli.recipe import COLDEST, load_recipe
+    from medusa_cli.recipe import load_recipe
 
+    _check_numbers(temperature, top_p, posterior_threshold, posterior_alpha)
     if (prompt is None) == (prompt_file is None):
         raise typer.BadParameter("give a prompt, or --prompt-file FILE")
-    if 0 < temperature < COLDEST:
-        raise typer.BadParameter(f"--temperature {temperature:g} is too close to 0; 0 takes the best token always")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
-    if posterior_threshold is not None and not 0 < posterior_threshold < 1:
-        raise typer.BadParameter("--posterior-threshold is a probability: above 0, below 1")
-    if posterior_alpha is not None and not 0 < posterior_alpha < math.inf:
-        raise typer.BadParameter("--posterior-alpha is a factor above 0")
     if check and temperature > 0:
         raise typer.BadParameter("--check judges greedy texts, by how near a tie was; leave out --temperature")
     if stop and not all(stop):
@@ -144,6 +137,22 @@ def command(
     console.print_json(documents[0] if prompt_file is None else documents, output_json)
     if check:
         _gate(answers, console)
+
+
+def _check_numbers(
+    temperature: float, top_p: float | None, posterior_threshold: float | None, posterior_alpha: float | None
+) -> None:
+    """Refuse numbers that mean nothing; Typer's own bounds can't leave an end out."""
+    from medusa_cli.recipe import COLDEST
+
+    if 0 < temperature < COLDEST:
+        raise typer.BadParameter(f"--temperature {temperature:g} is too close to 0; 0 takes the best token always")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
+    if posterior_threshold is not None and not 0 < posterior_threshold < 1:
+        raise typer.BadParameter("--posterior-threshold is a probability: above 0, below 1")
+    if posterior_alpha is not None and not 0 < posterior_alpha < math.inf:
+        raise typer.BadParameter("--posterior-alpha is a factor above 0")
 
 
 def _asked(prompt: str | None, prompt_file: Path | None, system_prompt: str | None) -> "list[list[Message]]":
@@ -173,7 +182,6 @@ def _read_stdin() -> str:
 
 def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
     """The model, its heads and its rule; says what was chosen."""
-
     from medusa_cli.assemble import find_heads, load_choosing, load_drafter, load_target
     from medusa_cli.decode.loop import Parts
     from medusa_cli.drafters.none import NoDrafter

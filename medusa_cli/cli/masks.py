@@ -13,7 +13,7 @@ def preview(recipe: Recipe, console: Console) -> dict[str, Any]:
     from medusa_cli.data.preview import segments
     from medusa_cli.data.tokens import check_share, tokenize
     from medusa_cli.errors import RecipeError
-    from medusa_cli.produce.given import conversations_of
+    from medusa_cli.produce.gather import conversations_of
 
     data, counts = recipe.data, Counts()
     if data.dataset == "self":

@@ -12,7 +12,7 @@ import typer
 
 from medusa_cli.errors import RecipeError
 from medusa_cli.recipe import Recipe, Settings, TargetSettings
-from medusa_cli.shelf import find_recipe
+from medusa_cli.shelf import find_recipe, nearest_recipe
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 RunnerName = Literal["auto", "eager", "packed", "blocks", "compiled"]
@@ -39,9 +39,8 @@ def _find_recipe(name: str) -> Path:
     try:
         return find_recipe(name)
     except RecipeError as error:
-        nearest, did_you_mean = error.hint.partition("?")[0], error.hint.startswith("did you mean ")
-        said = f" Did you mean {nearest.removeprefix('did you mean ')}?" if did_you_mean else ""
-        raise typer.BadParameter(error.message + said) from error
+        near = nearest_recipe(name)
+        raise typer.BadParameter(error.message + (f" Did you mean {near}?" if near else "")) from error
 
 
 Model = Annotated[

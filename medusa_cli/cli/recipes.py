@@ -78,6 +78,7 @@ SUBCOMMANDS = (ls, show, cp)
 
 
 def _text(file: Path) -> str:
+    """A recipe as it is written. Raises MedusaError when it can't be read."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

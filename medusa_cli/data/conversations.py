@@ -96,6 +96,11 @@ class Counts:
         self.skipped[reason] += 1
         self.first.setdefault(reason, place)
 
+    @property
+    def reasons(self) -> str:
+        """Why rows were left out, the most frequent reason first."""
+        return "; ".join(f"{number} {why} (first: {self.first[why]})" for why, number in self.skipped.most_common())
+
     def numbers(self) -> dict[str, int]:
         """What a run records of its rows."""
         return {
@@ -107,8 +112,7 @@ class Counts:
 
     def describe(self) -> str:
         """One line for the user."""
-        reasons = [f"{number} {reason} (first: {self.first[reason]})" for reason, number in self.skipped.most_common()]
-        left_out = f", {self.skipped.total()} left out: " + "; ".join(reasons) if reasons else ""
+        left_out = f", {self.skipped.total()} left out: {self.reasons}" if self.skipped else ""
         shortened = f", {self.cut} shortened" if self.cut else ""
         return f"{self.read} rows read{shortened}{left_out}"
 

@@ -53,4 +53,4 @@ def _prompt(row: Row) -> Prompt:
     if not messages:
         raise BadRow("nothing is asked: no user message", "messages")
     stored = {key: str(value) for key, value in row.value.items() if key in ("id", "category") and value is not None}
-    return Prompt(stored.get("id", str(row.number)), stored.get("category", "other"), messages)
+    return Prompt(stored.get("id", str(row.number)), stored.get("category", "all"), messages)

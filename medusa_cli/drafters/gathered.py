@@ -6,7 +6,6 @@ Shape letters: B rows, K heads, R ranks.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from math import exp
 from typing import Protocol
@@ -14,6 +13,7 @@ from typing import Protocol
 import torch
 
 from medusa_cli.contracts import Context, Draft, DraftHeads
+from medusa_cli.drafters.laps import Laps
 from medusa_cli.drafters.pace import Pace
 from medusa_cli.drafters.trie import ROOT, Picked, Trie, draft_of
 
@@ -101,40 +101,29 @@ class GatheredDrafter:
         self.sources = sources
         self.budget = budget
         self.size = budget.size
-        self._clock = clock
-        self._last: _Step | None = None
+        self._laps = Laps(clock)
+        self._num_nodes = 0  # that the last step verified
 
     def start(self, context: Context) -> None:
         """Rows are other ones than before."""
-        self._last = None
+        self._laps.restart()
         for source in self.sources:
             source.start(context)
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
         """One tree for each row; the root alone where nothing is likely enough. Reads guesses on the host."""
-        begun, num_tokens = self._clock(), sum(map(len, context.tokens))
-        if self._last is not None:
-            gained = (num_tokens - self._last.num_tokens) / len(context.tokens)
-            self.budget.saw(self._last.num_nodes, begun - self._last.begun, gained)
+        if lap := self._laps.lap(context):
+            self.budget.saw(self._num_nodes, lap.seconds, lap.tokens)
         tries = [Trie(tokens[-1]) for tokens in context.tokens]
         for source in self.sources:
             source.plant(context, tries)
         likeliest = [trie.likeliest(self.size) for trie in tries]
         chances = [[trie.chances[node] for node in nodes] for trie, nodes in zip(tries, likeliest, strict=True)]
         count = self.budget.num_nodes(chances)
-        self._last = _Step(begun, num_tokens, len(tries) * (count + 1))
+        self._num_nodes = len(tries) * (count + 1)
         picked = [Picked(trie, nodes[:count]) for trie, nodes in zip(tries, likeliest, strict=True)]
         return draft_of(picked, context.root_B.device)
-
-
-@dataclass(frozen=True)
-class _Step:
-    """When a step began, tokens of all rows by then, and the nodes it verifies."""
-
-    begun: float
-    num_tokens: int
-    num_nodes: int
 
 
 class HeadGuesses:

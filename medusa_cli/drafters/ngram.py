@@ -13,6 +13,7 @@ from medusa_cli.drafters.trie import Trie
 
 LONGEST = 4  # tokens of a match: longer ones are hardly surer
 DEPTH = 10  # tokens copied after a match
+DEEP = 3  # copies that were right so far are as sure below this depth as at it
 KEPT = 4  # the latest places of an n-gram that are remembered
 # Right and wrong copies a belief starts with, for a match of 1, 2, ... tokens.
 _BEFORE = ((1.0, 5.0), (2.0, 3.0), (3.0, 1.5), (4.0, 1.0))
@@ -62,13 +63,13 @@ class Belief:
     def chance(self, length: int, depth: int) -> float:
         """That the copied token of this depth (from 0) is right, given those before it. Long copies grow surer."""
         right, wrong = _BEFORE[length - 1]
-        key = length, min(depth, 3)
+        key = length, min(depth, DEEP)
         return (self._right[key] + right) / (self._asked[key] + right + wrong)
 
     def learn(self, length: int, copied: Sequence[int], came: Sequence[int]) -> None:
         """What came, where `copied` had been guessed."""
         for depth, (guess, token) in enumerate(zip(copied, came, strict=False)):
-            key = length, min(depth, 3)
+            key = length, min(depth, DEEP)
             self._asked[key] += 1
             if guess != token:
                 return

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from medusa_cli.contracts import Context, Draft, Drafter
+from medusa_cli.drafters.laps import Lap, Laps
 from medusa_cli.trees.tree import TokenTree
 
 PLAIN_EVERY, PLAIN_STEPS = 48, 2  # while guessing pays, so many plain steps after so many others say what these cost
@@ -26,14 +27,13 @@ class Speed:
     tokens: float = 0.0
     count: int = 0
 
-    def add(self, seconds: float, tokens: float) -> None:
+    def add(self, lap: Lap) -> None:
         """A step more."""
         self.count += 1
         weight = max(WEIGHT, 1 / self.count)
-        if self.count > 1:
-            seconds = min(seconds, OUTLIER * self.seconds)
+        seconds = min(lap.seconds, OUTLIER * self.seconds) if self.count > 1 else lap.seconds
         self.seconds += weight * (seconds - self.seconds)
-        self.tokens += weight * (tokens - self.tokens)
+        self.tokens += weight * (lap.tokens - self.tokens)
 
     @property
     def rate(self) -> float:
@@ -49,27 +49,24 @@ class WatchedDrafter:
         self.name = drafter.name
         self.size = drafter.size
         self.guessing, self.plain = Speed(), Speed()
-        self._clock = clock
+        self._laps = Laps(clock)
         self._empty = TokenTree.empty()
-        self._last: tuple[float, int, bool] | None = None  # when, tokens of all rows, whether guesses were made
+        self._guessed = False  # whether the last step was one with guesses
         self._in_a_row = 0  # steps since the last change between guessing and plain steps
         self._plain_left = 0
         self._rest = REST
 
     def start(self, context: Context) -> None:
         """Rows are other ones than before; what speeds were seen stays."""
-        self._last = None
+        self._laps.restart()
         self.drafter.start(context)
 
     def propose(self, context: Context) -> Draft:
         """The drafter's guesses, or the roots alone."""
-        now, num_tokens = self._clock(), sum(map(len, context.tokens))
-        if self._last is not None:
-            begun, before, guessed = self._last
-            (self.guessing if guessed else self.plain).add(now - begun, (num_tokens - before) / len(context.tokens))
-        guess = self._decide()
-        self._last = now, num_tokens, guess
-        if guess:
+        if lap := self._laps.lap(context):
+            (self.guessing if self._guessed else self.plain).add(lap)
+        self._guessed = self._decide()
+        if self._guessed:
             return self.drafter.propose(context)
         return Draft(context.root_B[:, None], self._empty.to(context.root_B.device))
 

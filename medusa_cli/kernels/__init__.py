@@ -1,1 +1,1 @@
-"""Linear layers over weights laid out for this machine. Knows no model."""
+"""Linear layers and attention laid out for this machine. Knows no model."""

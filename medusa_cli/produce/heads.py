@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from medusa_cli import __version__
 from medusa_cli.data.distill import read_written
@@ -26,8 +27,8 @@ from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.heads.start import take_over
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
-from medusa_cli.produce.given import gather, own_words
-from medusa_cli.produce.write import OnProgress
+from medusa_cli.produce.gather import gather, own_words
+from medusa_cli.produce.stage import OnProgress, Stage
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.card import FittedTree, Provenance, write_card
@@ -79,14 +80,12 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     """
     folder.claim(target.fingerprint)
     source = _source(recipe)
-    material = _gather(recipe, target, folder.path / "written", hooks)
-    heads = _fresh_heads(recipe, target, material, source)
+    material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks)
+    heads = fresh_heads(recipe, target, _draft_ids(recipe, target, material, source))
     if source is not None:
         found = take_over(heads, source)
-        hooks.say(
-            f"going on from {recipe.heads.start_from}: {', '.join(found.taken)}"
-            + (f"; untrained: {', '.join(found.new)}" if found.new else "")
-        )
+        untrained = f"; untrained: {', '.join(found.new)}" if found.new else ""
+        hooks.say(f"going on from {recipe.heads.start_from}: {', '.join(found.taken)}{untrained}")
     sets = _examples(material, heads)
     hooks.say(
         f"{len(sets.train):,} places to learn from, {len(sets.held_out):,} held out; the draft vocabulary of "
@@ -108,16 +107,16 @@ def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, 
     return Made(folder.path, fitted, material.counts, material.answers)
 
 
-def _gather(recipe: Recipe, target: Target, written: Path, hooks: Hooks) -> Material:
+def _gather(stage: Stage, hooks: Hooks) -> Material:
     """The data stage: samples, their split, and words of the target to measure on."""
-    gathered = gather(recipe, target, written, hooks.on_data)
+    gathered = gather(stage)
     for note in gathered.notes:
         hooks.say(f"note: {note}")
     for warning in gathered.warnings:
         hooks.warn(warning)
     corpus = Corpus.open(gathered.store)
-    split = corpus.split(recipe.data.held_out, recipe.seed)
-    prompts = written / "prompts.jsonl"
+    split = corpus.split(stage.recipe.data.held_out, stage.recipe.seed)
+    prompts = stage.folder / "prompts.jsonl"
     counts = {
         **gathered.counts,
         "samples": corpus.num_samples,
@@ -128,7 +127,7 @@ def _gather(recipe: Recipe, target: Target, written: Path, hooks: Hooks) -> Mate
     if gathered.by_target:
         counts["tokens written"] += counts["tokens learnt"]
         return Material(corpus, split.train, corpus, split.held_out, counts, answers)
-    judge = own_words(recipe, target, corpus, split.held_out, hooks.on_data)
+    judge = own_words(stage, corpus, split.held_out)
     counts["tokens written"] = int(judge.supervised_T.sum())
     return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers)
 
@@ -145,28 +144,32 @@ def _source(recipe: Recipe) -> MedusaHeads | None:
     return NativeFormat().read(folder) if folder else None
 
 
-def _fresh_heads(recipe: Recipe, target: Target, material: Material, source: MedusaHeads | None) -> MedusaHeads:
-    """Untrained heads over the draft vocabulary of `source`, or the one that the samples to learn from need most."""
-    draft_ids = choose_draft_ids(
+def _draft_ids(recipe: Recipe, target: Target, material: Material, source: MedusaHeads | None) -> Tensor:
+    """The draft vocabulary [W]: that of the heads to go on from, or what the samples to learn from need most."""
+    chosen_W = choose_draft_ids(
         material.corpus, material.learnt, size=recipe.heads.draft_vocab, real_vocab=target.real_vocab
     )
-    if source is not None:
-        theirs = source.draft_ids
-        draft_ids = theirs if len(theirs) == len(draft_ids) and int(theirs.max()) < target.real_vocab else draft_ids
+    if source is None or len(source.draft_ids) != len(chosen_W) or int(source.draft_ids.max()) >= target.real_vocab:
+        return chosen_W
+    return source.draft_ids
+
+
+def fresh_heads(recipe: Recipe, target: Target, draft_ids_W: Tensor) -> MedusaHeads:
+    """Untrained heads for this target over this draft vocabulary, in float32."""
     config = MedusaConfig(
         type=recipe.heads.type,
         num_heads=recipe.heads.num_heads,
         num_layers=recipe.heads.num_layers,
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
-        draft_vocab=len(draft_ids),
+        draft_vocab=len(draft_ids_W),
         own_output=recipe.heads.own_output,
         output_bias=target.output_bias is not None,
         sees_root=recipe.heads.sees_root,
         target_name=target.name,
         target_fingerprint=target.fingerprint,
     )
-    return MedusaHeads.fresh(config, draft_ids, target.output_weight.float(), target.output_bias)
+    return MedusaHeads.fresh(config, draft_ids_W, target.output_weight.float(), target.output_bias)
 
 
 def _examples(material: Material, heads: MedusaHeads) -> Sets:

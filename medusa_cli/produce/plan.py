@@ -14,8 +14,9 @@ from medusa_cli.errors import TargetError
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.home import expanded
-from medusa_cli.produce.pace import Pace, measure_pace
-from medusa_cli.recipe import Recipe
+from medusa_cli.produce.effort import Effort, measure_effort
+from medusa_cli.produce.heads import fresh_heads
+from medusa_cli.recipe import DataSettings, Recipe
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_config, weights_are_here
 from medusa_cli.target.load import choose_device, choose_dtype, load_target
@@ -56,7 +57,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Seconds:
-    """What each stage that is left would take at most, if every text ran to its budget; without loading and fitting."""
+    """What each stage that is left would take at most, if every text ran to its budget; without loading and fitting.
+
+    What a server takes is not known. A data set is taken to have answers unless others are asked for.
+    """
 
     prompts: float
     answers: float
@@ -94,12 +98,12 @@ def plan_of(recipe: Recipe) -> Plan:
     refuse_config(config, recipe.target.model)
     text = config.get_text_config()
     folder, data = expanded(recipe.output_dir), recipe.data
-    own = data.dataset == "self"
-    tokens = min(data.max_answer_tokens, data.max_seq_length // 2) if own else data.max_seq_length
+    given = data.dataset != "self" and data.answers_from == "auto"
+    tokens = data.max_seq_length if given else _answer_tokens(data)
     learnt = data.num_samples * (1 - data.held_out) * tokens
     steps = math.ceil(recipe.train.epochs * learnt / recipe.train.batch_size)
     parameters = _parameters(recipe, text.hidden_size, text.vocab_size)
-    places = data.num_samples * (tokens + 1)
+    places = data.num_samples * (tokens + 1 if data.target_answers else data.max_seq_length)
     return Plan(
         samples=data.num_samples,
         prompts_written=_lines(folder / "written" / "prompts.jsonl"),
@@ -126,7 +130,8 @@ def timed(plan: Plan, recipe: Recipe, say: Callable[[str], None]) -> Plan:
         return replace(plan, why_not_timed=why_not)
     say("trying for some seconds how fast this machine writes and learns …")
     target = load_target(recipe.target)
-    return replace(plan, seconds=_seconds(plan, recipe, measure_pace(recipe, target, _noise_heads(recipe, target))))
+    effort = measure_effort(recipe, target, _noise_heads(recipe, target))
+    return replace(plan, seconds=_seconds(plan, recipe, effort))
 
 
 def _why_not(plan: Plan, recipe: Recipe) -> str | None:
@@ -143,8 +148,8 @@ def _why_not(plan: Plan, recipe: Recipe) -> str | None:
     return None
 
 
-def _seconds(plan: Plan, recipe: Recipe, pace: Pace) -> Seconds:
-    """What is left at this pace."""
+def _seconds(plan: Plan, recipe: Recipe, effort: Effort) -> Seconds:
+    """What each stage that is left takes."""
     data = recipe.data
     device = choose_device(recipe.target.device)
     # processes on one GPU share it; on a CPU each was given its share of the cores
@@ -154,20 +159,24 @@ def _seconds(plan: Plan, recipe: Recipe, pace: Pace) -> Seconds:
     def writing(texts: int, prompt: int, new: int) -> float:
         rounds = texts / min(side_by_side, max(texts, 1))
         rows = min(data.rows, max(texts, 1))
-        return rounds * (rows * prompt * pace.read_token + new * pace.step)
+        return rounds * (rows * prompt * effort.read_token + new * effort.step)
 
     steps = max(0, plan.steps_at_most - plan.steps_saved)
-    learning = steps * recipe.train.batch_size * pace.learn_place
-    if data.dataset != "self":
-        return Seconds(0.0, 0.0, unanswered * data.max_seq_length * pace.read_token, learning)
+    learning = steps * recipe.train.batch_size * effort.learn_place
+    own, new = data.dataset == "self", _answer_tokens(data)
     unwritten = data.num_samples - min(plan.prompts_written, data.num_samples)
-    answer_tokens = min(data.max_answer_tokens, data.max_seq_length // 2)
+    prompt = data.max_prompt_tokens if own else data.max_seq_length - new
     return Seconds(
-        prompts=writing(unwritten, 0, data.max_prompt_tokens),
-        answers=writing(unanswered, data.max_prompt_tokens, answer_tokens),
-        reading=0.0,
+        prompts=writing(unwritten, 0, data.max_prompt_tokens) if own else 0.0,
+        answers=writing(unanswered, prompt, new) if data.target_answers else 0.0,
+        reading=0.0 if data.target_answers else unanswered * data.max_seq_length * effort.read_token,
         training=learning,
     )
+
+
+def _answer_tokens(data: DataSettings) -> int:
+    """Tokens of an answer that is made anew, at most."""
+    return min(data.max_answer_tokens, data.max_seq_length // 2)
 
 
 def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
@@ -217,6 +226,7 @@ def _device(recipe: Recipe) -> torch.device | None:
 
 
 def _devices(recipe: Recipe, device: torch.device) -> list[torch.device]:
+    """Where the weights would lie: on this device, or on all GPUs."""
     if recipe.target.device_map == "auto" and device.type == "cuda":
         return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     return [device]
@@ -225,49 +235,45 @@ def _devices(recipe: Recipe, device: torch.device) -> list[torch.device]:
 def _dtype(recipe: Recipe) -> torch.dtype:
     """How the weights would be held; bfloat16 on a device that is not here to be asked."""
     device, wanted = _device(recipe), recipe.target.dtype
-    return choose_dtype(wanted, device) if device else choose_dtype("bfloat16" if wanted == "auto" else wanted, _CPU)
-
-
-_CPU = torch.device("cpu")
+    if device is None and wanted == "auto":
+        return torch.bfloat16
+    return choose_dtype(wanted, device or torch.device("cpu"))
 
 
 def _source(recipe: Recipe) -> Source:
+    """Where the model's files are."""
     return converted(find_source(recipe.target.model))
 
 
 def _noise_heads(recipe: Recipe, target: Target) -> MedusaHeads:
-    """Fresh heads over the first tokens: which ones makes no difference to the time."""
-    width = min(recipe.heads.draft_vocab or target.real_vocab, target.real_vocab)
-    config = _config(recipe, target.hidden_size, target.vocab_size, width)
-    config = config.model_copy(update={"output_bias": target.output_bias is not None})
-    return MedusaHeads.fresh(config, torch.arange(width), target.output_weight.float(), target.output_bias)
+    """Heads over the first tokens: which ones makes no difference to the time."""
+    return fresh_heads(recipe, target, torch.arange(_width(recipe, target.real_vocab)))
 
 
 def _parameters(recipe: Recipe, hidden_size: int, vocab_size: int) -> int:
     """Trained parameters of the heads, counted on heads without memory."""
-    width = min(recipe.heads.draft_vocab or vocab_size, vocab_size)
-    config = _config(recipe, hidden_size, vocab_size, width)
+    width = _width(recipe, vocab_size)
+    config = MedusaConfig(
+        type=recipe.heads.type,
+        num_heads=recipe.heads.num_heads,
+        num_layers=recipe.heads.num_layers,
+        hidden_size=hidden_size,
+        vocab_size=vocab_size,
+        draft_vocab=width,
+        own_output=recipe.heads.own_output,
+        output_bias=False,
+        sees_root=recipe.heads.sees_root,
+        target_name=recipe.target.model,
+        target_fingerprint="",
+    )
     with torch.device("meta"):
         heads = MedusaHeads(config, torch.zeros(width, dtype=torch.long))
     return sum(parameter.numel() for parameter in heads.parameters())
 
 
-def _config(recipe: Recipe, hidden_size: int, vocab_size: int, draft_vocab: int) -> MedusaConfig:
-    """The heads that the recipe asks for."""
-    wanted = recipe.heads
-    return MedusaConfig(
-        type=recipe.heads.type,
-        num_heads=wanted.num_heads,
-        num_layers=wanted.num_layers,
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        draft_vocab=draft_vocab,
-        own_output=wanted.own_output,
-        output_bias=False,
-        sees_root=wanted.sees_root,
-        target_name=recipe.target.model,
-        target_fingerprint="",
-    )
+def _width(recipe: Recipe, vocab_size: int) -> int:
+    """Entries of the draft vocabulary, of so many that there are."""
+    return min(recipe.heads.draft_vocab or vocab_size, vocab_size)
 
 
 def _lines(file: Path) -> int:

@@ -1,31 +1,50 @@
-"""Hidden states of text that is there already: the target reads it, right-padded, and remembers what it has read."""
+"""Answers that the target did not write: it reads them, right-padded, for its hidden states and their likelihood."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
 
-from medusa_cli.data.tokens import Tokens
-from medusa_cli.target.model import Target
+from medusa_cli.data.conversations import Conversation, Counts
+from medusa_cli.data.tokens import Tokens, tokenize
+from medusa_cli.produce.stage import Gathered, Stage
+from medusa_cli.produce.surprise import perplexity, warning_of
 from medusa_cli.train.store import HiddenStore, Sample
 
 READ_TOKENS = 4096  # tokens of one forward
 
 
-def read_samples(
-    target: Target, samples: Mapping[str, Tokens], folder: Path, on_progress: Callable[[int, int, int], None]
-) -> None:
-    """Hidden states of every sample that has none yet, by key; longest first, so that a batch wastes little.
+def tokenized(stage: Stage, conversations: Iterable[Conversation], counts: Counts) -> list[Tokens]:
+    """These conversations as the recipe wants them, counted; raises as `tokenize`."""
+    bad, longest = stage.recipe.data.on_bad_row, stage.longest_text
+    return list(tokenize(stage.target.tokenizer, conversations, max_length=longest, counts=counts, on_bad_row=bad))
+
+
+def read_answers(stage: Stage, samples: Mapping[str, Tokens], whose: str) -> Gathered:
+    """The store of these samples by key, in read/, with a warning when the target would hardly say such answers.
+
+    whose   whose answers they are, in that warning
 
     Raises TargetError before the first forward when a token has no embedding.
     """
+    store = stage.folder / "read"
+    _read_missing(stage, samples, store)
+    figure = perplexity(stage.target, list(samples.values()))
+    unlikely = warning_of(figure, whose)
+    account = {"template": stage.template, "perplexity": figure}
+    return Gathered(store, by_target=False, answers=account, warnings=[unlikely] if unlikely else [])
+
+
+def _read_missing(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> None:
+    """Hidden states of every sample that has none yet; longest first, so that a batch wastes little."""
+    target = stage.target
     target.check_ids(sample.ids for sample in samples.values())
     with HiddenStore(folder, hidden_size=target.hidden_size, fingerprint=target.fingerprint) as store:
         done = set(store.keys)
         missing = [(key, sample) for key, sample in samples.items() if key not in done]
         missing.sort(key=lambda pair: -len(pair[1].ids))
         tokens, count = 0, len(done)
-        on_progress(count, len(samples), 0)
+        stage.on_progress("reading", count, len(samples), 0)
         while missing:
             size = max(1, READ_TOKENS // len(missing[0][1].ids))
             batch, missing = missing[:size], missing[size:]
@@ -34,7 +53,7 @@ def read_samples(
                 store.append(Sample(key, sample.ids, hidden_TH[: len(sample.ids)], sample.supervised))
                 tokens += len(sample.ids)
             count += len(batch)
-            on_progress(count, len(samples), tokens)
+            stage.on_progress("reading", count, len(samples), tokens)
         store.sync()
 
 

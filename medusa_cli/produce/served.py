@@ -15,51 +15,41 @@ from typing import Any
 from medusa_cli.data.conversations import Conversation, Counts, Message
 from medusa_cli.data.distill import append_row, read_written
 from medusa_cli.data.server import Refused, Server, find_model, replies
-from medusa_cli.data.tokens import check_share, tokenize
+from medusa_cli.data.tokens import check_share
 from medusa_cli.errors import DataError
-from medusa_cli.produce.read import read_samples
-from medusa_cli.produce.surprise import perplexity, warning_of
-from medusa_cli.produce.write import Gathered, OnProgress, answer_tokens, fitting, longest_text, template_of
-from medusa_cli.recipe import Recipe
+from medusa_cli.produce.read import read_answers, tokenized
+from medusa_cli.produce.stage import Gathered, Stage
+from medusa_cli.produce.write import fitting
 from medusa_cli.target.model import Target
 
 
-def check_server(recipe: Recipe, target: Target, folder: Path) -> None:
+def check_server(stage: Stage) -> None:
     """Raise DataError, before hours of writing prompts, when nobody listens; fine when all answers are there."""
-    _check_template(target)
-    if len(_stored(folder)) < recipe.data.num_samples:
-        _server(recipe, target, folder)
+    _check_template(stage.target)
+    if len(_stored(stage)) < stage.recipe.data.num_samples:
+        _server(stage)
 
 
-def served(
-    recipe: Recipe, target: Target, asked: Mapping[str, Sequence[Message]], folder: Path, on_progress: OnProgress
-) -> Gathered:
+def served(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Gathered:
     """The server answers what it hasn't answered yet, and the target reads all answers to these prompts.
 
     Raises DataError when the server fails for good, has answered nothing usable, or is another one than before.
     """
-    _check_template(target)
-    prompts, counts = fitting(recipe, target, asked), Counts()
-    _ask_missing(recipe, target, {key: asked[key] for key in prompts.ids}, folder, counts, on_progress)
-    rows = {row["key"]: row for row in _stored(folder) if row["key"] in prompts.ids}
+    _check_template(stage.target)
+    prompts, counts = fitting(stage, asked), Counts()
+    _ask_missing(stage, {key: asked[key] for key in prompts.ids}, counts)
+    rows = {row["key"]: row for row in _stored(stage) if row["key"] in prompts.ids}
     if not rows:
         raise DataError(f"the server answered none of {len(prompts.ids)} prompts; {_refusals(counts)}", _LOOK)
-    longest, bad = longest_text(recipe, target), recipe.data.on_bad_row
     answered = (_conversation(asked[key], rows[key]) for key in prompts.ids if key in rows)
-    samples = list(tokenize(target.tokenizer, answered, max_length=longest, counts=counts, on_bad_row=bad))
+    samples = tokenized(stage, answered, counts)
     check_share(counts)
-    target.check_ids(sample.ids for sample in samples)
-    figure = perplexity(target, samples)
-    unlikely = warning_of(figure, "the server's answers")
-    keyed = {sample.key: sample for sample in samples}
-    read_samples(target, keyed, folder / "read", lambda *news: on_progress("reading", *news))
-    return Gathered(
-        folder / "read",
-        by_target=False,
-        answers=_account(recipe, target, list(rows.values())) | {"perplexity": figure},
+    gathered = read_answers(stage, {sample.key: sample for sample in samples}, "the server's answers")
+    return replace(
+        gathered,
+        answers={**_account(stage, list(rows.values())), **gathered.answers},
         counts={"prompts refused or lost": counts.skipped.total(), "answers shortened": counts.cut},
         notes=[*prompts.notes, *([_refusals(counts)] if counts.skipped else [])],
-        warnings=[unlikely] if unlikely else [],
     )
 
 
@@ -75,38 +65,31 @@ def _check_template(target: Target) -> None:
         )
 
 
-def _ask_missing(
-    recipe: Recipe,
-    target: Target,
-    asked: Mapping[str, Sequence[Message]],
-    folder: Path,
-    counts: Counts,
-    on_progress: OnProgress,
-) -> None:
+def _ask_missing(stage: Stage, asked: Mapping[str, Sequence[Message]], counts: Counts) -> None:
     """Append a row for every answer that is missing; refusals go to `counts`, or raise DataError."""
-    done = {row["key"] for row in _stored(folder)}
+    done = {row["key"] for row in _stored(stage)}
     missing = {key: messages for key, messages in asked.items() if key not in done}
     ready, tokens = len(asked) - len(missing), 0
-    on_progress("answers", ready, len(asked), 0)
+    stage.on_progress("answers", ready, len(asked), 0)
     if not missing:
         return
-    server = _server(recipe, target, folder)
+    server = _server(stage)
     with closing(replies(server, missing)) as answers:
         for count, (key, reply) in enumerate(answers, start=1):
             if isinstance(reply, Refused):
-                if recipe.data.on_bad_row == "fail":
+                if stage.recipe.data.on_bad_row == "fail":
                     raise DataError(f"{key}: {reply.reason}", "leave it out of the data, or use --on-bad-row skip")
                 counts.skip(reply.reason, key)
             else:
                 row = {"key": key, "answer": reply.text, "finish_reason": reply.finish_reason, "tokens": reply.tokens}
-                append_row(_file(folder), {**row, "model": server.model})
+                append_row(_file(stage), {**row, "model": server.model})
                 tokens += reply.tokens
-            on_progress("answers", ready + count, len(asked), tokens)
+            stage.on_progress("answers", ready + count, len(asked), tokens)
 
 
-def _server(recipe: Recipe, target: Target, folder: Path) -> Server:
+def _server(stage: Stage) -> Server:
     """The server with the name of its model. Raises DataError when that isn't the one that answered before."""
-    data = recipe.data
+    data = stage.recipe.data
     assert data.server is not None
     key = os.environ.get("OPENAI_API_KEY", "").strip()
     if not (key.isascii() and key.isprintable()):
@@ -115,17 +98,17 @@ def _server(recipe: Recipe, target: Target, folder: Path) -> Server:
         url=data.server,
         model=data.server_model or "",
         temperature=data.server_temperature,
-        max_tokens=answer_tokens(recipe, target),
+        max_tokens=stage.answer_tokens,
         timeout=data.server_timeout,
         tries=data.server_tries,
         in_flight=data.rows,
         key=key,
     )
     server = replace(server, model=server.model or find_model(server))
-    others = {row["model"] for row in _stored(folder)} - {server.model}
+    others = {row["model"] for row in _stored(stage)} - {server.model}
     if others:
         raise DataError(
-            f"{_file(folder)} holds answers of {', '.join(sorted(others))}; the server has {server.model}",
+            f"{_file(stage)} holds answers of {', '.join(sorted(others))}; the server has {server.model}",
             "choose another --output-dir, or serve the model that answered before (data.server_model=NAME)",
         )
     return server
@@ -141,36 +124,35 @@ def _conversation(messages: Sequence[Message], row: Mapping[str, Any]) -> Conver
     )
 
 
-def _account(recipe: Recipe, target: Target, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _account(stage: Stage, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Who answered and how."""
     return {
         "by": "a server",
-        "url": recipe.data.server,
+        "url": stage.recipe.data.server,
         "model": ", ".join(sorted({row["model"] for row in rows})),
-        "temperature": recipe.data.server_temperature,
-        "max_tokens": answer_tokens(recipe, target),
-        "template": template_of(target.tokenizer),
+        "temperature": stage.recipe.data.server_temperature,
+        "max_tokens": stage.answer_tokens,
         "finish_reasons": dict(Counter(row["finish_reason"] for row in rows)),
     }
 
 
 def _refusals(counts: Counts) -> str:
     """How many answers are missing, and why."""
-    reasons = [f"{number} {reason} (first: {counts.first[reason]})" for reason, number in counts.skipped.most_common()]
-    return f"{counts.skipped.total()} without a usable answer: " + "; ".join(reasons)
+    return f"{counts.skipped.total()} without a usable answer: {counts.reasons}"
 
 
-def _file(folder: Path) -> Path:
-    return folder / "server" / "answers.jsonl"
+def _file(stage: Stage) -> Path:
+    return stage.folder / "server" / "answers.jsonl"
 
 
-def _stored(folder: Path) -> list[dict[str, Any]]:
+def _stored(stage: Stage) -> list[dict[str, Any]]:
     """The answers that are there."""
-    _file(folder).parent.mkdir(parents=True, exist_ok=True)
-    rows = read_written(_file(folder))
+    file = _file(stage)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows = read_written(file)
     kinds = {"key": str, "answer": str, "finish_reason": str, "model": str}
     if not all(
         isinstance(row, dict) and all(isinstance(row.get(n), kind) for n, kind in kinds.items()) for row in rows
     ):
-        raise DataError(f"{_file(folder)} is damaged", "delete it to have the server asked again")
+        raise DataError(f"{file} is damaged", "delete it to have the server asked again")
     return rows

@@ -17,6 +17,7 @@ from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention, compiled
 from medusa_cli.target.check import checked
 from medusa_cli.target.convert import converted
+from medusa_cli.target.export import CannotExport
 from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer
 from medusa_cli.target.masks import MaskKinds
 from medusa_cli.target.model import Identity, Target, takes_mapping
@@ -78,7 +79,7 @@ def attach_compiled(target: Target) -> None:
         )
     try:
         target.compiled = compiled.CompiledForward(target.model, compiled.build(target.model, target.mask_mapping))
-    except (CannotCompile, compiled.CannotExport) as error:
+    except (CannotCompile, CannotExport) as error:
         raise TargetError(f"the compiled runner can't run {target.name}: {error}", "use --runner auto") from error
 
 

@@ -17,7 +17,8 @@ from medusa_cli.errors import TargetError
 from medusa_cli.kernels.attend import MOST_NODES, can_attend
 from medusa_cli.target import attention
 from medusa_cli.target.cache import Place, TreeCache
-from medusa_cli.target.compiled import MOST_TOKENS, CompiledForward
+from medusa_cli.target.compiled import CompiledForward
+from medusa_cli.target.export import MOST_TOKENS
 from medusa_cli.target.masks import MaskKinds, positions, tree_masks
 from medusa_cli.trees.tree import TokenTree
 

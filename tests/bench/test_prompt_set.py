@@ -70,15 +70,12 @@ def test_turns_and_prompt_are_read_and_only_the_first_turn_counts(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "holds no prompt"),
-        ("{\n", ":1: this is not JSON"),
-        ("[1]\n", ":1: this is no object"),
-        ('{"id": "a", "turns": []}\n', ":1: no text"),
-        ('{"prompt": "a"}\n{"prompt": "  "}\n', ":2: no text"),
-        ('{"id": "a", "prompt": "x"}\n{"id": "a", "prompt": "y"}\n', "'a' is there twice"),
+        ("", "holds no prompts"),
+        ('{"id": "a", "turns": []}\n', "row 1, field turns: a list with at least one text expected"),
+        ('{"id": "a", "system": "S", "prompt": "x"}\n', "the prompt 'a' is a conversation of 2 messages"),
     ],
 )
-def test_a_file_that_is_no_prompt_set_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_set_of_questions_is_refused_by_its_row(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(text)
     with pytest.raises(DataError) as error:
@@ -86,6 +83,7 @@ def test_a_file_that_is_no_prompt_set_is_refused_with_its_line(tmp_path: Path, t
     assert said in error.value.message
 
 
-def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="can't read the prompts"):
-        read_questions(tmp_path / "nowhere.jsonl")
+def test_questions_may_stand_in_any_file_of_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Why?\n\nWho?\n")
+    assert read_questions(file) == [Question("1", "all", "Why?"), Question("3", "all", "Who?")]

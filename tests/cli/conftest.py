@@ -1,13 +1,15 @@
 """One model and one training run, shared by all tests of the commands."""
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.cli.harness import Medusa, Trained, kill_group, make_model, run_here, start, train_args
+from tests.cli.harness import FEW, Done, Medusa, Trained, kill_group, make_model, run_here, start, train_args
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +55,22 @@ def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield begin
     for process in processes:
         kill_group(process)
+
+
+@pytest.fixture
+def write_data(tmp_path: Path) -> Callable[..., Path]:
+    """Writes rows to the file that `train_on_data` learns from."""
+
+    def write(*rows: Any) -> Path:
+        file = tmp_path / "data.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return file
+
+    return write
+
+
+@pytest.fixture
+def train_on_data(medusa: Medusa, tiny: Path, tmp_path: Path) -> Callable[..., Done]:
+    """A run of a few steps into tmp_path/run on tmp_path/data.jsonl."""
+    data = tmp_path / "data.jsonl"
+    return lambda *more: medusa(*train_args(tiny, tmp_path / "run", *FEW, "--dataset", data, *more))

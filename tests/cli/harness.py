@@ -25,6 +25,7 @@ QUICK = (
     "data.max_prompt_tokens=12", "data.max_answer_tokens=40", "data.rows=4", "data.held_out=0.25", "tree.max_size=7",
     "train.batch_size=64", "train.loss_chunk=64", "heads.num_heads=3", "heads.draft_vocab=200", "data.workers=1",
 )  # fmt: skip
+FEW = ("--max-steps", 3, "-q")
 TRAIN = ("--num-samples", "12", "--max-seq-length", "120", "--epochs", "12", "--save-steps", "10", "--eval-steps", "50")
 
 
@@ -122,3 +123,16 @@ class Trained:
 
     folder: Path
     done: Done
+
+
+def said(n: int) -> str:
+    """An answer that names its number."""
+    return f"It is {n}, and the sea is the sea. " * 3
+
+
+def talk(n: int, turns: int = 1) -> dict[str, Any]:
+    """A conversation of so many turns, each with an answer."""
+    messages = []
+    for turn in range(turns):
+        messages += [{"role": "user", "content": f"What is {n}.{turn}?"}, {"role": "assistant", "content": said(n)}]
+    return {"messages": messages}

@@ -314,6 +314,20 @@ def test_a_plan_of_given_text_counts_its_reading(medusa: Medusa, tiny: Path, dat
     assert plan["seconds"]["prompts"] == plan["seconds"]["answers"] == 0
 
 
+def test_a_plan_of_answers_made_anew_counts_who_makes_them(
+    medusa: Medusa, tiny: Path, data: Path, tmp_path: Path
+) -> None:
+    own = train_args(tiny, tmp_path / "new", "--plan", "--json", "--answers-from", "self", "--dataset", data)
+    seconds = medusa(*own).document["seconds"]
+    assert seconds["answers"] > 0
+    assert seconds["prompts"] == seconds["reading"] == 0
+    server = train_args(tiny, tmp_path / "new", "--plan", "--json", "--answers-from", "http://localhost:9/v1")
+    seconds = medusa(*server).document["seconds"]
+    assert seconds["prompts"] > 0
+    assert seconds["reading"] > 0
+    assert seconds["answers"] == 0
+
+
 def test_a_plan_and_a_preview_are_not_shown_at_once(train: Callable[..., Done]) -> None:
     assert train("--plan", "--preview-masks").code == 2
 

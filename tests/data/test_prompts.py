@@ -30,10 +30,10 @@ def test_every_kind_of_row_is_a_prompt(tmp_path: Path) -> None:
     ]
     assert read_prompts(write(tmp_path, "\n".join(map(json.dumps, rows)))) == [
         Prompt("12", "math", [Message("user", "One")]),
-        Prompt("2", "other", [Message("user", "Hi")]),
-        Prompt("3", "other", [Message("system", "S"), Message("user", "U")]),
-        Prompt("4", "other", [Message("user", "Q")]),
-        Prompt("5", "other", [Message("user", "Asked")]),
+        Prompt("2", "all", [Message("user", "Hi")]),
+        Prompt("3", "all", [Message("system", "S"), Message("user", "U")]),
+        Prompt("4", "all", [Message("user", "Q")]),
+        Prompt("5", "all", [Message("user", "Asked")]),
     ]
 
 

@@ -14,7 +14,7 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import TargetError
 from medusa_cli.recipe import TargetSettings
-from medusa_cli.target import attention, compiled
+from medusa_cli.target import attention, compiled, export
 from medusa_cli.target.check import self_check
 from medusa_cli.target.load import make_target
 from medusa_cli.target.model import Target
@@ -37,7 +37,7 @@ def other_weights(model: nn.Module) -> nn.Module:
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in other.parameters():
-            if parameter.numel() > compiled.SMALL:
+            if parameter.numel() > export.SMALL:
                 parameter.mul_(1.25)
     return other
 
@@ -103,7 +103,7 @@ def test_a_model_that_is_no_graph_is_refused_in_words() -> None:
 
 def test_small_tensors_are_a_part_of_what_a_program_is_for() -> None:
     model = tiny_model(NAME)
-    small = compiled._small_tensors(model)
+    small = export.small_tensors(model)
     assert small, "the embeddings' scale is one number"
     other = copy.deepcopy(model)
     name = next(iter(small))

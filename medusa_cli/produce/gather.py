@@ -6,48 +6,38 @@ written/server/answers.jsonl   answers of a server                              
 written/read/                  hidden states of answers that the target read: the server's, or the data's own
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 
 from medusa_cli.data.asked import asked_turns
-from medusa_cli.data.conversations import Conversation, Counts, read_conversations
-from medusa_cli.data.tokens import check_share, tokenize
+from medusa_cli.data.conversations import Conversation, Counts, Message, read_conversations
+from medusa_cli.data.tokens import check_share
 from medusa_cli.errors import DataError, TrainingError
-from medusa_cli.produce.read import read_samples
+from medusa_cli.produce.read import read_answers, tokenized
 from medusa_cli.produce.served import check_server, served
-from medusa_cli.produce.surprise import perplexity, warning_of
-from medusa_cli.produce.write import (
-    Gathered,
-    OnProgress,
-    answer,
-    longest_text,
-    template_of,
-    write_answers,
-    write_prompts_of_its_own,
-)
-from medusa_cli.recipe import DataSettings, Recipe
-from medusa_cli.target.model import Target
+from medusa_cli.produce.stage import Gathered, Stage
+from medusa_cli.produce.write import answer, write_answers, write_prompts_of_its_own
+from medusa_cli.recipe import DataSettings
 from medusa_cli.train.corpus import Corpus
 from medusa_cli.train.store import Sample
 
 PLAIN_PROMPT = 32  # tokens of a text without roles that the target goes on from when it is measured
 
 
-def gather(recipe: Recipe, target: Target, folder: Path, on_progress: OnProgress) -> Gathered:
+def gather(stage: Stage) -> Gathered:
     """The store of hidden states that the recipe asks for; what is there already is not made again.
 
     Raises DataError when the data holds nothing usable, and what the writing itself raises.
     """
-    if recipe.data.dataset != "self":
-        return _from_data_set(recipe, target, folder, on_progress)
-    if recipe.data.server:
-        check_server(recipe, target, folder)
-    asked = write_prompts_of_its_own(recipe, target, folder, on_progress)
-    return (served if recipe.data.server else answer)(recipe, target, asked, folder, on_progress)
+    data = stage.recipe.data
+    if data.dataset != "self":
+        return _from_data_set(stage)
+    if data.server:
+        check_server(stage)
+    return _answered(stage, write_prompts_of_its_own(stage))
 
 
 def conversations_of(data: DataSettings, counts: Counts) -> Iterator[Conversation]:
@@ -62,64 +52,56 @@ def conversations_of(data: DataSettings, counts: Counts) -> Iterator[Conversatio
     )
 
 
-def _from_data_set(recipe: Recipe, target: Target, folder: Path, on_progress: OnProgress) -> Gathered:
+def _from_data_set(stage: Stage) -> Gathered:
     """Its own answers are read; without any, or when others are asked for, its prompts are answered."""
-    data, counts = recipe.data, Counts()
+    data, counts = stage.recipe.data, Counts()
     conversations = list(islice(conversations_of(data, counts), data.num_samples))
-    answered = any(message.role in ("assistant", "text") for row in conversations for message in row.messages)
-    if answered and data.answers_from == "auto":
-        gathered = _read_given(recipe, target, conversations, counts, folder, on_progress)
+    has_answers = any(message.role in ("assistant", "text") for row in conversations for message in row.messages)
+    if has_answers and data.answers_from == "auto":
+        gathered = _read_given(stage, conversations, counts)
     else:
         asked = asked_turns(conversations, data.num_samples)
         if not asked:
             raise DataError(f"{data.dataset}: plain text asks nothing", "leave --answers-from out to learn it as it is")
-        gathered = (served if data.server else answer)(recipe, target, asked, folder, on_progress)
+        gathered = _answered(stage, asked)
     return replace(
         gathered, notes=[*_left_out(counts), *gathered.notes], counts={**counts.numbers(), **gathered.counts}
     )
 
 
-def _read_given(
-    recipe: Recipe,
-    target: Target,
-    conversations: Sequence[Conversation],
-    counts: Counts,
-    folder: Path,
-    on_progress: OnProgress,
-) -> Gathered:
-    """Answers as the data has them, with a warning when the target would hardly give them."""
-    longest, bad = longest_text(recipe, target), recipe.data.on_bad_row
-    samples = list(tokenize(target.tokenizer, conversations, max_length=longest, counts=counts, on_bad_row=bad))
+def _answered(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Gathered:
+    """Answers of the server, if the recipe names one, else of the target."""
+    return served(stage, asked) if stage.recipe.data.server else answer(stage, asked)
+
+
+def _read_given(stage: Stage, conversations: Sequence[Conversation], counts: Counts) -> Gathered:
+    """Answers as the data has them."""
+    samples = tokenized(stage, conversations, counts)
     share = check_share(counts)
-    target.check_ids(sample.ids for sample in samples)
-    figure = perplexity(target, samples)
-    unlikely = warning_of(figure, "the answers of the data set")
     # a key is a place among the usable rows: ids of the data may repeat
     numbered = {str(place): sample for place, sample in enumerate(samples)}
-    read_samples(target, numbered, folder / "read", lambda *news: on_progress("reading", *news))
-    account = {"by": "the data set", "template": template_of(target.tokenizer), "perplexity": figure}
-    warnings = [text for text in (share, unlikely) if text]
-    return Gathered(folder / "read", by_target=False, answers=account, warnings=warnings)
+    gathered = read_answers(stage, numbered, "the answers of the data set")
+    warnings = [*([share] if share else []), *gathered.warnings]
+    return replace(gathered, answers={"by": "the data set", **gathered.answers}, warnings=warnings)
 
 
-def own_words(
-    recipe: Recipe, target: Target, corpus: Corpus, samples: Sequence[int], on_progress: OnProgress
-) -> Corpus:
+def own_words(stage: Stage, corpus: Corpus, samples: Sequence[int]) -> Corpus:
     """What the target itself says where these samples' first answers stand.
 
     Heads are measured on it: how well they guess words that the target would not say is of no use. Raises
     TrainingError when none of the samples leaves room for an answer.
     """
-    longest = longest_text(recipe, target)
     prompts = {corpus.keys[sample]: _prompt_of(corpus, sample) for sample in samples}
-    fitting = {key: ids for key, ids in prompts.items() if len(ids) < longest}
+    fitting = {key: ids for key, ids in prompts.items() if len(ids) < stage.longest_text}
     if not fitting:
         raise TrainingError("no held-out sample leaves room for an answer", "raise --max-seq-length, or data.held_out")
     written: list[Sample] = []
-    on_progress("held-out answers", 0, len(fitting), 0)
-    for sample in write_answers(recipe, target, fitting):
+    tokens = 0
+    stage.on_progress("held-out answers", 0, len(fitting), 0)
+    for sample in write_answers(stage, fitting):
         written.append(sample)
-        on_progress("held-out answers", len(written), len(fitting), sum(len(sample.ids) - 1 for sample in written))
+        tokens += len(sample.ids) - 1
+        stage.on_progress("held-out answers", len(written), len(fitting), tokens)
     return Corpus.from_samples(written)
 
 

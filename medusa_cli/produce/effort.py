@@ -1,11 +1,12 @@
-"""How fast this machine writes, reads and learns: each tried for a moment, with the recipe's own sizes.
+"""What reading, writing and learning take on this machine: each tried for a moment, with the recipe's own sizes.
 
 Nothing is written anywhere. Shape letters: B rows or places, K heads, V rows of the output matrix, H hidden.
 """
 
 import os
+import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ STEPS, PLACES = 3, 512
 
 
 @dataclass(frozen=True)
-class Pace:
+class Effort:
     """Seconds of each kind of work, in one process as the run would have it.
 
     read_token   a token that is read: a prompt's, or one of a given text
@@ -38,17 +39,17 @@ class Pace:
     learn_place: float
 
 
-def measure_pace(recipe: Recipe, target: Target, heads: MedusaHeads) -> Pace:
+def measure_effort(recipe: Recipe, target: Target, heads: MedusaHeads) -> Effort:
     """Some seconds of each. `heads` are fresh ones of this recipe, and are trained on noise: throw them away."""
     with _threads_of_one(recipe.data.workers, target):
         read, step = _reading(recipe, target), _stepping(recipe, target)
-    return Pace(read, step, _learning(recipe, heads))
+    return Effort(read, step, _learning(recipe, heads))
 
 
 @torch.inference_mode()
 def _reading(recipe: Recipe, target: Target) -> float:
     """Seconds a token while prompts, or texts that are given, are read."""
-    if recipe.data.dataset == "self":
+    if recipe.data.target_answers:
         rows, tokens = min(PREFILL_ROWS, recipe.data.rows), PREFILL_TOKENS
     else:
         tokens = min(recipe.data.max_seq_length, READ_TOKENS)
@@ -92,15 +93,14 @@ def _learning(recipe: Recipe, heads: MedusaHeads) -> float:
     return _median(device, learn, 2) / places + _median(device, optimizer.step, 2) / settings.batch_size
 
 
-def _median(device: torch.device, work: object, times: int) -> float:
+def _median(device: torch.device, work: Callable[[], object], times: int) -> float:
     """Median seconds of `times` runs of `work`, after one that warms up."""
-    assert callable(work)
     seconds = []
     for _ in range(times + 1):
         begun = _now(device)
         work()
         seconds.append(_now(device) - begun)
-    return sorted(seconds[1:])[(times - 1) // 2]
+    return statistics.median_low(seconds[1:])
 
 
 def _now(device: torch.device) -> float:
