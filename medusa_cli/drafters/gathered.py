@@ -20,6 +20,8 @@ from medusa_cli.drafters.trie import ROOT, Picked, Trie, draft_of
 PLAIN_EVERY = 64  # steps
 SLOWLY = 0.02  # weight of the latest step in how far chances are trusted
 FORGIVEN = 0.02  # of that, in a step without guesses
+LEAST_TRUST = 0.05  # guesses that are all wrong are still made where they are surest
+DOUBT = 0.5  # of what a node costs on average: some cost less
 
 
 class Source(Protocol):
@@ -28,8 +30,8 @@ class Source(Protocol):
     def start(self, context: Context) -> None:
         """Rows are other ones than before."""
 
-    def plant(self, context: Context, tries: Sequence[Trie]) -> None:
-        """Guesses for the tokens after each row's root."""
+    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
+        """Guesses for the tokens after each row's root; those with a chance below `floor` may be left out."""
 
 
 class Budget:
@@ -51,6 +53,13 @@ class Budget:
     def trust(self) -> float:
         """What a chance has been worth."""
         return self._kept / self._hoped
+
+    def floor(self, num_rows: int) -> float:
+        """A chance that pays for no node: sources needn't look for guesses below it."""
+        if self.pace is None or not self.size:
+            return 0.0
+        cost = (self.pace.seconds(num_rows * (self.size + 1)) - self.pace.seconds(num_rows)) / self.size
+        return max(0.0, DOUBT * self.pace.tokens_a_second * cost / max(self.trust, LEAST_TRUST))
 
     def num_nodes(self, chances: Sequence[Sequence[float]]) -> int:
         """Nodes of a row, the root left out, given each row's chances from the best down."""
@@ -116,8 +125,9 @@ class GatheredDrafter:
         if lap := self._laps.lap(context):
             self.budget.saw(self._num_nodes, lap.seconds, lap.tokens)
         tries = [Trie(tokens[-1]) for tokens in context.tokens]
+        floor = self.budget.floor(len(tries))
         for source in self.sources:
-            source.plant(context, tries)
+            source.plant(context, tries, floor)
         likeliest = [trie.likeliest(self.size) for trie in tries]
         chances = [[trie.chances[node] for node in nodes] for trie, nodes in zip(tries, likeliest, strict=True)]
         count = self.budget.num_nodes(chances)
@@ -137,17 +147,17 @@ class HeadGuesses:
     def start(self, context: Context) -> None:
         """Heads remember nothing between steps."""
 
-    def plant(self, context: Context, tries: Sequence[Trie]) -> None:
+    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """The `size` likeliest paths of each row."""
         logits_BKW = self.heads(self.heads.inputs(context.hidden_BH, context.root_B[:, None]))
         best = logits_BKW.float().log_softmax(-1).topk(self.num_ranks, dim=-1)
         ids_BKR = self.heads.to_target_ids(best.indices).tolist()
         for trie, ids_KR, logp_KR in zip(tries, ids_BKR, best.values.tolist(), strict=True):
-            _plant_likeliest(trie, ids_KR, logp_KR, self.size)
+            _plant_likeliest(trie, ids_KR, logp_KR, self.size, floor)
 
 
 def _plant_likeliest(
-    trie: Trie, ids_KR: Sequence[Sequence[int]], logp_KR: Sequence[Sequence[float]], size: int
+    trie: Trie, ids_KR: Sequence[Sequence[int]], logp_KR: Sequence[Sequence[float]], size: int, floor: float
 ) -> None:
     """Best-first: after a path come its next sibling and its first child, neither of which is likelier."""
     waiting = [(-logp_KR[0][0], 0, 0, ROOT, 0.0)]  # (cost, head, rank, parent, log-chance of the parent)
@@ -155,6 +165,8 @@ def _plant_likeliest(
         if not waiting:
             return
         cost, head, rank, parent, before = heappop(waiting)
+        if exp(-cost) < floor:
+            return
         node = trie.grow(parent, ids_KR[head][rank], exp(-cost))
         if rank + 1 < len(ids_KR[head]):
             heappush(waiting, (-(before + logp_KR[head][rank + 1]), head, rank + 1, parent, before))

@@ -81,21 +81,22 @@ class HydraGuesses:
     def start(self, context: Context) -> None:
         """Heads remember nothing between steps."""
 
-    def plant(self, context: Context, tries: Sequence[Trie]) -> None:
-        """Every candidate of each row."""
-        found = guesses(self.heads, context.hidden_BH, context.root_B, self.size)
+    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
+        """The candidates of each row; heads are asked what follows a guess only where that could pay."""
+        found = guesses(self.heads, context.hidden_BH, context.root_B, self.size, floor)
         rows = zip(tries, found.tokens_BC.tolist(), found.parents_BC.tolist(), found.logp_BC.tolist(), strict=True)
         for trie, tokens, parents, logp in rows:
             nodes = [ROOT]
-            for token, parent, chance in zip(tokens[1:], parents[1:], logp[1:], strict=True):
-                nodes.append(trie.grow(nodes[parent], token, math.exp(chance)))
+            for token, parent, logp_path in zip(tokens[1:], parents[1:], logp[1:], strict=True):
+                chance = math.exp(logp_path)
+                # nodes below a guess that is left out are no likelier, and left out with it
+                nodes.append(trie.grow(nodes[parent], token, chance) if chance >= floor else ROOT)
 
 
-def guesses(heads: PathHeads, hidden_BH: Tensor, root_B: Tensor, size: int) -> Candidates:
-    """The candidates for a tree of up to `size` nodes."""
-    return candidates(
-        heads, hidden_BH, root_B, beam=min(BEAM, size), num_ranks=min(RANKS, size, heads.config.draft_vocab)
-    )
+def guesses(heads: PathHeads, hidden_BH: Tensor, root_B: Tensor, size: int, floor: float = 0.0) -> Candidates:
+    """The candidates for a tree of up to `size` nodes; nothing is asked below those of a chance under `floor`."""
+    num_ranks = min(RANKS, size, heads.config.draft_vocab)
+    return candidates(heads, hidden_BH, root_B, beam=min(BEAM, size), num_ranks=num_ranks, floor=floor)
 
 
 def likeliest_of(found: Candidates, shape: DynamicShape) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,9 @@ the depth. Costs no forward, and finds long copies in summaries, code edits and 
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, takewhile
+from operator import mul
 
 from medusa_cli.contracts import Context
 from medusa_cli.drafters.trie import Trie
@@ -66,6 +68,10 @@ class Belief:
         key = length, min(depth, DEEP)
         return (self._right[key] + right) / (self._asked[key] + right + wrong)
 
+    def chances(self, length: int, depth: int) -> Iterator[float]:
+        """That a copy of so many tokens is right up to each of them."""
+        return accumulate((self.chance(length, place) for place in range(depth)), mul)
+
     def learn(self, length: int, copied: Sequence[int], came: Sequence[int]) -> None:
         """What came, where `copied` had been guessed."""
         for depth, (guess, token) in enumerate(zip(copied, came, strict=False)):
@@ -89,7 +95,7 @@ class Ngrams:
         self._indices = [Index() for _ in context.tokens]
         self._offered = [[] for _ in context.tokens]
 
-    def plant(self, context: Context, tries: Sequence[Trie]) -> None:
+    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """The continuations of each row's last tokens, each with the chance that it is right so far."""
         for row, (index, tokens, trie) in enumerate(zip(self._indices, context.tokens, tries, strict=True)):
             for length, copied in self._offered[row]:
@@ -97,8 +103,5 @@ class Ngrams:
             index.read(tokens)
             self._offered[row] = index.continuations()
             for length, copied in self._offered[row]:
-                chances, chance = [], 1.0
-                for depth in range(len(copied)):
-                    chance *= self._belief.chance(length, depth)
-                    chances.append(chance)
+                chances = takewhile(lambda chance: chance >= floor, self._belief.chances(length, len(copied)))
                 trie.lay(copied, chances)

@@ -5,7 +5,7 @@ child is never likelier than its parent, and the likeliest nodes always make a t
 Shape letters: B rows, N tree nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -40,9 +40,9 @@ class Trie:
             self.chances[child] = chance
         return child
 
-    def lay(self, path: Sequence[int], chances: Sequence[float], node: int = ROOT) -> None:
-        """A path of guesses under `node` with the chance of each prefix."""
-        for token, chance in zip(path, chances, strict=True):
+    def lay(self, path: Sequence[int], chances: Iterable[float], node: int = ROOT) -> None:
+        """A path of guesses under `node` with the chance of each prefix, as far as there are chances."""
+        for token, chance in zip(path, chances, strict=False):
             node = self.grow(node, token, chance)
 
     def likeliest(self, size: int) -> list[int]:

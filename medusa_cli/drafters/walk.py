@@ -4,6 +4,7 @@ Shape letters: B rows, M nodes of a level, K heads, k heads that are left, R ran
 C candidates with the root.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -56,10 +57,13 @@ class Candidates:
         )
 
 
-def candidates(heads: PathHeads, hidden_BH: Tensor, root_B: Tensor, *, beam: int, num_ranks: int) -> Candidates:
+def candidates(
+    heads: PathHeads, hidden_BH: Tensor, root_B: Tensor, *, beam: int, num_ranks: int, floor: float = 0.0
+) -> Candidates:
     """The best `num_ranks` guesses after the root and after each of the `beam` likeliest nodes of every level.
 
     The construction of EAGLE-2 (arXiv 2406.16858). A child is never likelier than its parent, and stands behind it.
+    With a floor, nodes of a smaller chance are not asked what follows them: one host read a level.
     """
     walk = Walk(heads, hidden_BH, root_B)
     num_rows, num_heads = len(root_B), heads.config.num_heads
@@ -79,6 +83,11 @@ def candidates(heads: PathHeads, hidden_BH: Tensor, root_B: Tensor, *, beam: int
         depths += [depth + 1] * ids_BC.shape[1]
         if depth + 1 < num_heads:
             above_BM, chosen_BM = logp_BC.topk(min(beam, logp_BC.shape[1]), dim=1)
+            if floor:
+                width = int((above_BM >= math.log(floor)).sum(1).max())
+                if not width:
+                    break
+                above_BM, chosen_BM = above_BM[:, :width], chosen_BM[:, :width]
             nodes_BM = first + chosen_BM
             walk.down(chosen_BM // num_ranks, ids_BC.gather(1, chosen_BM))
     return Candidates(

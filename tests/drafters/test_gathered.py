@@ -11,6 +11,7 @@ from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.gathered import PLAIN_EVERY, Budget, GatheredDrafter, HeadGuesses, Source
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.pace import Pace
+from medusa_cli.drafters.trie import Trie
 from medusa_cli.trees.dynamic import DynamicShape
 from tests.drafters.test_dynamic_drafter import context_of, random_heads
 from tests.tiny_models import NUM_NEW, known, prompt_of, target_of, tiny_model
@@ -72,6 +73,33 @@ def test_nodes_are_drafted_as_far_as_they_pay() -> None:
     assert Budget(6, steep()).num_nodes([sure]) == 3
     assert Budget(6, steep()).num_nodes([unsure]) == 0
     assert Budget(6, steep()).num_nodes([[]]) == 0
+
+
+@pytest.mark.parametrize("kind", ["ngram", "heads"])
+def test_guesses_that_can_not_pay_are_not_looked_for(kind: str) -> None:
+    target = target_of(tiny_model("llama"))
+    prompt = prompt_of(6) * 4
+    context = Context([prompt], torch.tensor([prompt[-1]]), context_of(1, target.hidden_size).hidden_BH)
+    (source,) = sources(kind, target)
+    source.start(context)
+    all_of_them, floored = Trie(prompt[-1]), Trie(prompt[-1])
+    source.plant(context, [all_of_them], 0.0)
+    floor = sorted(all_of_them.chances)[len(all_of_them.chances) // 2]
+    source.plant(context, [floored], floor)
+    assert 1 < len(floored.chances) < len(all_of_them.chances)
+    assert sorted(floored.chances) == sorted(chance for chance in all_of_them.chances if chance >= floor)
+
+
+def test_the_floor_rises_with_what_a_node_costs_and_falls_with_what_guesses_are_worth() -> None:
+    assert Budget(6).floor(1) == 0.0
+    budget = Budget(6, steep())
+    at_first = budget.floor(1)
+    assert 0 < at_first < 1
+    assert Budget(6, Pace({1: 1.0, 8: 1.7})).floor(1) < at_first
+    for _ in range(50):
+        budget.num_nodes([[0.9]])
+        budget.saw(2, 1.3, 1.0)
+    assert budget.floor(1) > at_first, "guesses that never come true must be surer to pay"
 
 
 def test_rows_share_a_step_and_its_cost() -> None:

@@ -12,6 +12,7 @@ from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.gathered import Budget, GatheredDrafter
 from medusa_cli.drafters.hydra import BEAM, DynamicHydraDrafter, HydraDrafter, HydraGuesses, guesses
 from medusa_cli.drafters.ngram import Ngrams
+from medusa_cli.drafters.trie import Trie
 from medusa_cli.drafters.walk import Walk, candidates
 from medusa_cli.errors import TreeError
 from medusa_cli.heads.config import MedusaConfig
@@ -141,6 +142,22 @@ def test_no_more_than_a_beam_of_nodes_is_asked_at_a_level() -> None:
     found = guesses(heads, context.hidden_BH, context.root_B, 12)
     parents_of = [set(found.parents_BC[0, torch.tensor(found.depths_C) == depth].tolist()) for depth in (1, 2, 3)]
     assert [len(each) for each in parents_of] == [1, BEAM, BEAM]
+
+
+def test_heads_are_asked_what_follows_a_guess_only_where_that_could_pay() -> None:
+    heads, context = hydra_heads(), context_of(2, HIDDEN)
+    everything = guesses(heads, context.hidden_BH, context.root_B, 12)
+    chances_BC = everything.logp_BC.exp()
+    floor = 0.9 * float(chances_BC[:, 1:].max())
+    asked = guesses(heads, context.hidden_BH, context.root_B, 12, floor)
+    assert len(asked.depths_C) < len(everything.depths_C)
+    tries = [Trie(int(root)) for root in context.root_B]
+    HydraGuesses(heads, 12).plant(context, tries, floor)
+    for row, trie in enumerate(tries):
+        wanted = sorted(chance for chance in chances_BC[row].tolist() if chance >= floor)
+        assert sorted(trie.chances) == pytest.approx(wanted)
+    nothing = guesses(heads, context.hidden_BH, context.root_B, 12, 1.1)
+    assert max(nothing.depths_C) == 1, "the root is always asked"
 
 
 @pytest.mark.parametrize("max_rows", [1, 3])
