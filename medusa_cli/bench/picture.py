@@ -1,39 +1,20 @@
 """A bench's JSON document as a picture: speed, categories, tokens a step. Needs the extra `plot`."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from medusa_cli.bench.plotting import COLOURS, QUIET, check_plot_file, frame, new_figure, save
 from medusa_cli.bench.report import ran
-from medusa_cli.errors import DataError
-from medusa_cli.lazy import need
-
-ENDINGS = (".png", ".svg", ".pdf")
-# Okabe and Ito's colours, told apart by the colour-blind too; the subject is the first.
-_COLOURS = ("#0072B2", "#999999", "#E69F00", "#56B4E9", "#009E73", "#CC79A7", "#D55E00")
-_QUIET = "#555555"
-
-
-def check_plot_file(file: Path) -> None:
-    """Raise before a long run: DataError for an ending that is no picture, MissingExtra without matplotlib."""
-    if file.suffix.lower() not in ENDINGS:
-        raise DataError(f"'{file.name}' is no picture file", f"end the name in one of {', '.join(ENDINGS)}")
-    if not file.absolute().parent.is_dir():
-        raise DataError(f"the folder of {file} does not exist", f"make it first: mkdir -p {file.parent}")
-    if file.is_dir() or not os.access(file if file.exists() else file.absolute().parent, os.W_OK):
-        raise DataError(f"can't write {file}", "name a file in a folder you can write to")
-    need("matplotlib", "plot")
 
 
 def draw(report: dict[str, Any], file: Path) -> None:
     """Write the picture; the ending of `file` picks the format. The first arm of the report is the subject."""
     check_plot_file(file)
-    figures = need("matplotlib.figure", "plot")
     names = ran(report)
     categories = list(report["arms"][names[0]]["categories"])
     several = len(categories) > 1
-    figure = figures.Figure(figsize=(11, 8.8 if several else 4.8), layout="constrained")
+    figure = new_figure(11, 8.8 if several else 4.8)
     grid = figure.add_gridspec(2 if several else 1, 2)
     _speed(figure.add_subplot(grid[0, 0]), report, names)
     _steps(figure.add_subplot(grid[0, 1]), report["arms"][names[0]], names[0])
@@ -42,12 +23,7 @@ def draw(report: dict[str, Any], file: Path) -> None:
     what = f"{Path(report['model']).name} · {report['dtype']} · {report['device']} · runner {report['runner']}"
     figure.suptitle(f"{what} · {report['threads']} threads", fontsize=13)
     figure.get_layout_engine().set(h_pad=0.12, w_pad=0.1)
-    try:
-        figure.savefig(file, dpi=150)
-    except OSError as error:
-        raise DataError(
-            f"can't write {file}: {error.strerror}", "free some space; --output-json keeps figures"
-        ) from error
+    save(figure, file)
 
 
 def _speed(axes: Any, report: dict[str, Any], names: Sequence[str]) -> None:
@@ -64,7 +40,7 @@ def _speed(axes: Any, report: dict[str, Any], names: Sequence[str]) -> None:
             said += f"\n {names[0]}: {ratio:.2f}x as fast ({spread[0]:.2f}–{spread[1]:.2f})"
         axes.text(value, place, said, va="center", ha="left", fontsize=9)
     axes.set_xlim(0, max(values, default=0.0) * 1.6 or 1.0)
-    _frame(axes, "Speed", "tokens a second")
+    frame(axes, "Speed", "tokens a second")
 
 
 def _steps(axes: Any, arm: dict[str, Any], name: str) -> None:
@@ -75,15 +51,15 @@ def _steps(axes: Any, arm: dict[str, Any], name: str) -> None:
         axes.text(0.5, 0.5, "no guess was offered", ha="center", va="center", transform=axes.transAxes)
         shares = []
     places = range(1, len(shares) + 1)
-    axes.bar(places, [100 * share for share in shares], color=_COLOURS[0], width=0.7)
+    axes.bar(places, [100 * share for share in shares], color=COLOURS[0], width=0.7)
     for place, share in zip(places, shares, strict=True):
         axes.text(place, 100 * share, f"{share:.0%}", ha="center", va="bottom", fontsize=9)
     axes.set_xticks(list(places))
     axes.margins(y=0.12)
     mean = arm["tokens_per_step"]
     title = "Tokens a step" if mean is None else f"Tokens a step: {mean:.2f} on average"
-    _frame(axes, title, f"tokens gained in a step of {name}, bonus token counted", grid="y")
-    axes.set_ylabel("% of steps", color=_QUIET)
+    frame(axes, title, f"tokens gained in a step of {name}, bonus token counted", grid="y")
+    axes.set_ylabel("% of steps", color=QUIET)
 
 
 def _categories(axes: Any, report: dict[str, Any], names: Sequence[str], categories: Sequence[str]) -> None:
@@ -97,20 +73,11 @@ def _categories(axes: Any, report: dict[str, Any], names: Sequence[str], categor
     tilted = len(categories) > 8
     labels = [category.replace("_", " ") for category in categories]
     axes.set_xticks(range(len(categories)), labels, rotation=30 if tilted else 0, ha="right" if tilted else "center")
-    _frame(axes, "By category", "", grid="y")
-    axes.set_ylabel("tokens a second", color=_QUIET)
+    frame(axes, "By category", "", grid="y")
+    axes.set_ylabel("tokens a second", color=QUIET)
     axes.figure.legend(frameon=False, ncols=min(len(names), 5), loc="outside lower center", fontsize=9)
-
-
-def _frame(axes: Any, title: str, below: str, grid: str = "x") -> None:
-    """The look all panels share."""
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-    axes.set_xlabel(below, color=_QUIET)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis=grid, color="#e5e5e5")
-    axes.set_axisbelow(True)
 
 
 def _colour(place: int) -> str:
     """The colour of the arm at this place."""
-    return _COLOURS[place % len(_COLOURS)]
+    return COLOURS[place % len(COLOURS)]

@@ -2,10 +2,9 @@
 
 from typing import Any
 
+from medusa_cli.bench.advice import cause_and_cure, slower_categories, what_limits
 from medusa_cli.bench.compare import AS_STORED, LLAMA_CPP, dtype_of
 
-_NO_GUESS_RIGHT = 0.05
-_GUESSING_IS_DEAR = 0.3
 _SMALLER_WEIGHTS = (
     "cause: llama.cpp reads the weights as the file stores them, most often in 4 to 8 bits, and our arms in 16 or 32.",
     "try: --compare greedy,llama-cpp, which also shows what guessing brings.",
@@ -19,7 +18,7 @@ def baseline_of(report: dict[str, Any]) -> str | None:
 
 
 def verdict_in_words(report: dict[str, Any], subject: str) -> str:
-    """Faster or slower and by how much, break-even, the cause and what to try when it isn't faster, identity."""
+    """Faster or slower and by how much, break-even, what limits it or why it isn't faster, categories, identity."""
     name = baseline_of(report)
     ratio = report["speedup"].get(name) if name else None
     if name is None or ratio is None:
@@ -33,6 +32,7 @@ def verdict_in_words(report: dict[str, Any], subject: str) -> str:
             + (f", break-even there: {even:.2f} tokens a step." if even is not None else ".")
         )
     sentences += _why(report, subject, name, pays=low > 1)
+    sentences += slower_categories(report, subject)
     sentences += [_identity(report), _llama_cpp(report, subject)]
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -90,7 +90,7 @@ def break_even(report: dict[str, Any], subject: str, name: str) -> float | None:
 
 
 def _why(report: dict[str, Any], subject: str, name: str, pays: bool) -> list[str]:
-    """Break-even; when speculation doesn't pay, also the cause and what to try."""
+    """Break-even; where speculation pays, what limits it, and where it doesn't, the cause and what to try."""
     even = break_even(report, subject, name)
     if even is None:
         return ["every reply ended with its first token: no step was taken."]
@@ -100,32 +100,8 @@ def _why(report: dict[str, Any], subject: str, name: str, pays: bool) -> list[st
         f"(break-even: {even:.2f} tokens a step)."
     ]
     if pays:
-        return said
-    return [*said, *(_SMALLER_WEIGHTS if name == LLAMA_CPP else _cause(ours, even))]
-
-
-def _cause(ours: dict[str, Any], even: float) -> list[str]:
-    """Why the subject isn't faster, and what to try."""
-    drafts = ours["spec_decode_num_drafts"]
-    if not drafts:
-        return ["cause: no guess was offered. try: heads and a tree with at least one node."]
-    draft_share = (ours["time_split"]["draft"] or 0.0) / ours["duration"]
-    if ours["spec_decode_accepted_tokens"] / drafts < _NO_GUESS_RIGHT:
-        return [
-            "cause: almost no guess was right.",
-            "try: heads trained for this very model and this kind of prompt (medusa train-heads).",
-        ]
-    if draft_share > _GUESSING_IS_DEAR:
-        return [
-            f"cause: guessing takes {draft_share:.0%} of the time.",
-            "try: heads with a smaller draft vocabulary (medusa train-heads --draft-vocab).",
-        ]
-    nodes = ours["spec_decode_draft_tokens"] / drafts
-    return [
-        f"cause: a step that checks {nodes:.0f} guesses costs {even:.2f} plain tokens, more than it brings.",
-        "try: a smaller tree (medusa inspect-tree shows which pays), --runner packed or --dtype bfloat16,",
-        "or heads trained on more text.",
-    ]
+        return [*said, *what_limits(ours)]
+    return [*said, *(_SMALLER_WEIGHTS if name == LLAMA_CPP else cause_and_cure(report, subject, even))]
 
 
 def _identity(report: dict[str, Any]) -> str:

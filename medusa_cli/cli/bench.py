@@ -79,7 +79,8 @@ def command(
         raise typer.BadParameter(f"--min-speedup {min_speedup:g} is no ratio that a speed-up can be held against")
     from medusa_cli.assemble import DrafterChoice, check_choice
     from medusa_cli.bench.build import build_arms
-    from medusa_cli.bench.picture import check_plot_file, draw
+    from medusa_cli.bench.picture import draw
+    from medusa_cli.bench.plotting import check_plot_file
     from medusa_cli.bench.verdict import failed_gates
     from medusa_cli.recipe import load_recipe
 

@@ -1,7 +1,8 @@
-"""`medusa inspect-tree`: draw a tree, and say what it and other sizes are worth."""
+"""`medusa inspect-tree`: draw a tree, and say what it and other sizes gain and cost on this machine."""
 
 import json as json_module
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,14 +10,16 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, write_result
-from medusa_cli.errors import TreeError
+from medusa_cli.errors import FormatError, TreeError
 from medusa_cli.formats.places import find_heads
-from medusa_cli.recipe import TargetSettings
+from medusa_cli.recipe import TargetSettings, load_recipe
 from medusa_cli.trees import picture, render
 
 if TYPE_CHECKING:
+    from medusa_cli.heads.config import MedusaConfig
+    from medusa_cli.target.costs import Costs
     from medusa_cli.trees.files import Measured
-    from medusa_cli.trees.report import Inspection
+    from medusa_cli.trees.worth import Inspection, KnownCost
 
 Format = Literal["text", "json", "dot", "svg", "png", "medusa-choices"]
 _BY_SUFFIX: dict[str, Format] = {".json": "json", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".png": "png"}
@@ -42,27 +45,50 @@ def command(
     compare: Annotated[
         tuple[str, str] | None, typer.Option(metavar="A B", help="Two trees, each a FILE or SPEC, side by side.")
     ] = None,
+    curves: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw gain, cost and speed-up by size: a .png, .svg or .pdf.")
+    ] = None,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Load the model and measure what its steps cost here. [default: remembered costs]"
+        ),
+    ] = False,
+    dtype: options.Dtype = None,
+    device: options.Device = None,
+    runner: options.Runner = None,
     json: options.Json = False,
     output_json: options.OutputJson = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Draw a tree with what each node gains, and a table of what each size gains and costs."""
+    """Draw a tree with what each node gains, and what each size gains and costs: curves and a table."""
     drawn = format or _BY_SUFFIX.get(output.suffix.lower() if output else "", "text")
     _check_usage(drawn, format, output, compare is not None, tree, tree_size, json)
+    if compare and curves:
+        raise typer.BadParameter("--curves draws one tree's heads; leave out --compare")
+    from medusa_cli.bench.curves import check_curves, draw
     from medusa_cli.trees import report
 
-    folder = find_heads(heads, model or TargetSettings().model)
+    console = Console(json=json, quiet=quiet)
+    values = options.target_values(model=model, dtype=dtype, device=device, runner=runner)
+    settings = load_recipe(None, values=values).target
+    folder = find_heads(heads, settings.model)
     measured = _measured(folder)
+    # the tree comes first: what is wrong with it is told before a model is loaded
+    inspections = [_inspect(folder, measured, spec, None) for spec in compare or ()]
+    inspections = inspections or [_inspect(folder, measured, tree, tree_size)]
+    if curves:
+        check_curves(inspections[0], curves)
+    here = _cost_here(settings, folder, measure)
+    inspections = [replace(inspection, here=here) for inspection in inspections]
     width = max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
     if compare:
-        a, b = (_inspect(folder, measured, spec, None) for spec in compare)
+        a, b = inspections
         document = report.comparison_document(a, b)
         drawing: str | bytes = report.comparison_page(a, b, width)
     else:
-        inspection = _inspect(folder, measured, tree, tree_size)
-        document = report.document(inspection)
-        drawing = _draw(inspection, drawn, width)
-    console = Console(json=json, quiet=quiet)
+        document = report.document(inspections[0])
+        drawing = _draw(inspections[0], drawn, width)
     if output:
         write_result(output, drawing if isinstance(drawing, bytes) else drawing.encode())
         console.info(f"wrote {output}")
@@ -70,6 +96,9 @@ def command(
         assert isinstance(drawing, str)
         console.stream(drawing)
     console.print_json(document, output_json)
+    if curves:  # last: what is known is told even if the picture can't be written
+        draw(inspections[0], curves)
+        console.info(f"wrote {curves}")
 
 
 def _check_usage(
@@ -95,12 +124,53 @@ def _measured(folder: Path | None) -> "Measured | None":
     return read_measured(folder) if folder else None
 
 
+def _cost_here(settings: TargetSettings, folder: Path | None, measure: bool) -> "KnownCost | None":
+    """What a step of the heads' target costs on this machine: measured now, or as an earlier run remembered it."""
+    from medusa_cli.target import costs
+    from medusa_cli.trees.worth import KnownCost
+
+    belongs = _belongs(folder)
+    if measure:
+        known = _measure(settings, belongs)
+    else:
+        wanted = {name: getattr(settings, name) for name in ("runner", "dtype", "device")}
+        asked = {name: None if value == "auto" else value for name, value in wanted.items()}
+        print_of = belongs.target_fingerprint if belongs else None
+        fitting = costs.found(costs.Asked(settings.model, print_of, **asked))
+        if not fitting:
+            return None
+        known = fitting[0]
+    return KnownCost("here", known.seconds, known.runner, known.dtype, known.threads, known.measured)
+
+
+def _measure(settings: TargetSettings, belongs: "MedusaConfig | None") -> "Costs":
+    """The costs of the model's steps, measured now and remembered. Raises HeadsMismatch for another's heads."""
+    from medusa_cli.assemble import load_target
+    from medusa_cli.heads.config import check_belongs
+    from medusa_cli.target.step_cost import measure_and_keep
+
+    target = load_target(settings)
+    if belongs:
+        check_belongs(belongs, target)
+    return measure_and_keep(target)
+
+
+def _belongs(folder: Path | None) -> "MedusaConfig | None":
+    """What the heads in `folder` say they are; None where there are none, or only what was measured of some."""
+    from medusa_cli.formats.native import read_config
+
+    try:
+        return read_config(folder) if folder else None
+    except FormatError:
+        return None
+
+
 def _inspect(folder: Path | None, measured: "Measured | None", spec: str | None, tree_size: int | None) -> "Inspection":
     """The tree that the flags name, with what was measured."""
     from medusa_cli.trees.build import best_tree
     from medusa_cli.trees.dynamic import DynamicShape
     from medusa_cli.trees.files import parse_tree, read_shape, read_tree
-    from medusa_cli.trees.report import Inspection
+    from medusa_cli.trees.worth import Inspection
 
     if spec is not None:
         return Inspection(f"tree {spec}", parse_tree(spec), measured)

@@ -91,6 +91,11 @@ def read_heads(folder: Path, target: HeadsTarget) -> MedusaHeads:
     return heads.requires_grad_(False).eval()
 
 
+def read_config(folder: Path) -> MedusaConfig:
+    """What the heads in `folder` are and belong to, without their numbers. Raises FormatError as `read_heads` does."""
+    return _config_of(folder, _read_description(folder))
+
+
 def write_heads(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write the heads to `folder` atomically, in `dtype` (None: as they are). Raises FormatError."""
     NativeFormat().write(heads, folder, dtype)
@@ -153,6 +158,16 @@ def _read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
+def _config_of(folder: Path, description: dict[str, Any]) -> MedusaConfig:
+    """The config in a description, or FormatError."""
+    try:
+        return MedusaConfig.model_validate(description.get("config"))
+    except ValidationError as error:
+        fault = error.errors()[0]
+        name = ".".join(str(part) for part in fault["loc"]) or "config"
+        raise FormatError(f"{folder / DESCRIPTION}: {name}: {fault['msg']}", _COPY_AGAIN) from error
+
+
 def _read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor]:
     """The tensors heads.json speaks of, from the file whose checksum is right, or FormatError."""
     file, pending = folder / WEIGHTS, folder / _PENDING
@@ -179,12 +194,7 @@ def _read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor
 
 def _assemble(folder: Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> MedusaHeads:
     """Heads of the stored config filled with the stored tensors, or FormatError when the two don't agree."""
-    try:
-        config = MedusaConfig.model_validate(description.get("config"))
-    except ValidationError as error:
-        fault = error.errors()[0]
-        name = ".".join(str(part) for part in fault["loc"]) or "config"
-        raise FormatError(f"{folder / DESCRIPTION}: {name}: {fault['msg']}", _COPY_AGAIN) from error
+    config = _config_of(folder, description)
     # Shapes alone: a damaged config may ask for more numbers than any machine holds.
     with torch.device("meta"):
         heads = MedusaHeads(config, torch.zeros(config.draft_vocab, dtype=torch.long))

@@ -4,20 +4,18 @@ Shape letters: B rows, N nodes.
 """
 
 import hashlib
-import json
 import logging
 import statistics
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
+from datetime import UTC, datetime
 
 import torch
 
 import medusa_cli
-from medusa_cli.atomic import write_atomically
 from medusa_cli.contracts import Draft
-from medusa_cli.home import cache_home
+from medusa_cli.target.costs import Costs, keep, kept, machine_of
 from medusa_cli.target.model import Target
 from medusa_cli.trees.tree import TokenTree
 
@@ -30,14 +28,26 @@ logger = logging.getLogger(__name__)
 
 def step_costs(target: Target) -> dict[int, float]:
     """Median seconds of a step of one row by nodes verified, the root included."""
-    file = cache_home() / "costs" / f"{_key(target)}.json"
-    costs = _remembered(file)
-    if costs is None:
-        logger.info("measuring what a step costs on this machine, once: some seconds")
-        costs = measure(target)
-        with suppress(OSError):  # a home that can't be written to costs the same seconds again
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, json.dumps(costs) + "\n")
+    costs = kept(_key(target)) or measure_and_keep(target)
+    return costs.seconds
+
+
+def measure_and_keep(target: Target) -> Costs:
+    """Measure now, whatever is known, and remember it."""
+    logger.info("measuring what a step costs on this machine: some seconds")
+    costs = Costs(
+        seconds=measure(target),
+        target=target.name,
+        fingerprint=target.fingerprint,
+        runner=target.identity.runner,
+        dtype=target.dtype_name,
+        device=str(target.device),
+        machine=machine_of(target.device),
+        threads=torch.get_num_threads(),
+        measured=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    with suppress(OSError):  # a home that can't be written to costs the same seconds again
+        keep(costs, _key(target))
     return costs
 
 
@@ -70,31 +80,14 @@ def _key(target: Target) -> str:
         medusa_cli.__version__,
         torch.__version__,
         target.config.to_json_string(),
+        target.fingerprint,  # which kernels read the weights depends on their values
         identity.runner,
         identity.attention,
         target.dtype_name,
-        _machine(target.device),
+        machine_of(target.device),
         str(torch.get_num_threads()),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
-
-
-def _machine(device: torch.device) -> str:
-    """The processor or GPU: homes may be shared."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    return next((line for line in lines if line.startswith("model name")), str(device))
-
-
-def _remembered(file: Path) -> dict[int, float] | None:
-    """What an earlier run measured; None when there is nothing, or nothing of use."""
-    try:
-        found = {int(count): float(seconds) for count, seconds in json.loads(file.read_text(encoding="utf-8")).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return None
-    return found if 1 in found and all(0 < seconds < float("inf") for seconds in found.values()) else None
 
 
 def _now(target: Target) -> float:

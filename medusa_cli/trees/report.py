@@ -1,100 +1,34 @@
-"""What a tree is worth, in words and as JSON: its nodes, what each size would gain and cost, two trees side by side.
+"""What a tree is worth, in words and as JSON: its nodes, what each size gains and costs, two trees side by side.
 
 Prints nothing and knows no command line.
 """
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from typing import Any
 
-from medusa_cli.trees import render
-from medusa_cli.trees.build import Choice, StepCost, choose_size, gain_curve, predict
-from medusa_cli.trees.files import Measured
+from medusa_cli.errors import MissingExtra
+from medusa_cli.trees import chart, render
 from medusa_cli.trees.render import NodeInfo
-from medusa_cli.trees.tree import Path, TokenTree
+from medusa_cli.trees.tree import Path
+from medusa_cli.trees.worth import Inspection, KnownCost, Worth
 
-BUDGET = (0, 4, 8, 16, 32, 64)
 _NO_ACCURACY = "No accuracies were measured for this tree: its gain is unknown. Name the heads with --heads."
 _NO_COST = (
     'No step cost was measured (neither accuracy.json nor provenance.json holds "step_cost"): '
-    "cost and speed-up are unknown."
+    "cost and speed-up are unknown. --measure measures the cost here."
 )
 
 
-@dataclass(frozen=True)
-class BudgetRow:
-    """The best tree of a size. cost_ratio and speedup are None when no step cost was measured."""
-
-    size: int
-    expected_tokens: float
-    cost_ratio: float | None
-    speedup: float | None
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """A tree and what was measured of the heads that fill it. Raises TreeError when it doesn't fit these heads."""
-
-    name: str
-    tree: TokenTree
-    measured: Measured | None
-
-    def __post_init__(self) -> None:
-        if self.measured:
-            accuracy_KR = self.measured.conditional_KR
-            self.tree.check_fits(len(accuracy_KR), len(accuracy_KR[0]) if accuracy_KR else 0)
-
-    @cached_property
-    def nodes(self) -> list[NodeInfo]:
-        """The nodes, depth first."""
-        return render.node_infos(self.tree.paths(), self.measured.conditional_KR if self.measured else None)
-
-    @cached_property
-    def expected_tokens(self) -> float | None:
-        """Tokens a step on average, the one that the target gives anyway included."""
-        gain = render.gain(self.nodes) if self.measured else None
-        return None if gain is None else 1.0 + gain
-
-    @cached_property
-    def cost(self) -> StepCost | None:
-        """The measured cost of a step."""
-        return StepCost(self.measured.step_cost) if self.measured and self.measured.step_cost else None
-
-    @cached_property
-    def prediction(self) -> Choice | None:
-        """What this tree promises, where gain and cost are known."""
-        if self.cost is None or self.expected_tokens is None:
-            return None
-        return predict(len(self.nodes), self.expected_tokens, self.cost)
-
-    @cached_property
-    def budget(self) -> list[BudgetRow]:
-        """The best tree of each size; nothing when no accuracies were measured."""
-        if self.measured is None:
-            return []
-        gains = gain_curve(self.measured.conditional_KR, max(BUDGET))
-        if self.cost is None:
-            return [BudgetRow(size, gains[size], None, None) for size in BUDGET]
-        choices = [predict(size, gains[size], self.cost) for size in BUDGET]
-        return [BudgetRow(one.size, one.expected_tokens, one.cost_ratio, one.speedup) for one in choices]
-
-    @cached_property
-    def choice(self) -> Choice | None:
-        """The size that pays best, where gain and cost are known."""
-        if self.measured is None or self.measured.step_cost is None:
-            return None
-        return choose_size(gain_curve(self.measured.conditional_KR, max(BUDGET)), self.measured.step_cost, max(BUDGET))
-
-
 def page(inspection: Inspection, width: int) -> str:
-    """The tree drawn, its numbers explained, and the budget table, at most `width` columns wide."""
+    """The tree drawn, its numbers explained, the curves and the budget table, at most `width` columns wide."""
     tokens = inspection.expected_tokens
     head = [inspection.name, render.counts(inspection.nodes) + _per_depth(inspection.nodes)]
     parts = ["\n".join(head), render.to_text(inspection.nodes, width)]
     if inspection.measured is None:
-        return "\n\n".join([*parts, textwrap.fill(_NO_ACCURACY, width)]) + "\n"
+        known = [textwrap.fill(_NO_ACCURACY, width), *_costs_alone(inspection, width)]
+        return "\n\n".join([*parts, *known]) + "\n"
     assert tokens is not None
     positions = "" if inspection.measured.positions is None else f"{inspection.measured.positions:,} positions of "
     legend = (
@@ -102,7 +36,8 @@ def page(inspection: Inspection, width: int) -> str:
         "acceptance: chance that a node is right when its parent is. reached: chance that it and all above it are "
         f"right. share: its part of the {tokens - 1:.2f}. Measured on {positions}{inspection.measured.source}."
     )
-    return "\n\n".join([*parts, textwrap.fill(legend, width), _budget_text(inspection, width)]) + "\n"
+    worth = [textwrap.fill(legend, width), *_curves(inspection, width), _budget_text(inspection, width)]
+    return "\n\n".join([*parts, *worth]) + "\n"
 
 
 def document(inspection: Inspection) -> dict[str, Any]:
@@ -115,7 +50,8 @@ def document(inspection: Inspection) -> dict[str, Any]:
         "budget": [asdict(row) for row in inspection.budget],
         "choice": asdict(inspection.choice) if inspection.choice else None,
         "measured": measured and {"positions": measured.positions, "source": measured.source},
-        "step_cost": measured and measured.step_cost,
+        "step_cost": asdict(inspection.known_cost) if inspection.known_cost else None,
+        "curve": [asdict(row) for row in inspection.curve],
     }
 
 
@@ -161,6 +97,41 @@ def _per_depth(nodes: Sequence[NodeInfo]) -> str:
     return f" ({' + '.join(str(count) for count in depths)} nodes by depth)" if len(depths) > 1 else ""
 
 
+def _curves(inspection: Inspection, width: int) -> list[str]:
+    """The curves where cost and gain are known, or how to get them; whose costs these are."""
+    if inspection.known_cost is None:
+        return []
+    try:
+        drawn = chart.draw(inspection, width)
+    except MissingExtra as error:
+        drawn = f"for the curves in the terminal: {error.hint}"
+    return [drawn, textwrap.fill(provenance(inspection.known_cost), width)]
+
+
+def _costs_alone(inspection: Inspection, width: int) -> list[str]:
+    """What steps cost, where no gain is known."""
+    if inspection.known_cost is None or inspection.cost is None:
+        return []
+    cost, measured = inspection.cost, sorted(inspection.known_cost.seconds)
+    listed = ", ".join(f"{nodes}: {cost.ratio(nodes):.2f}x" for nodes in measured)
+    text = f"cost of a step in plain steps, by nodes with the root: {listed}"
+    return [textwrap.fill(text, width), textwrap.fill(provenance(inspection.known_cost), width)]
+
+
+def provenance(cost: KnownCost) -> str:
+    """Whose costs these are, and what is in them."""
+    if cost.source == "heads":
+        return (
+            "step cost: measured where the heads were trained, with the time that guessing takes. "
+            "--measure measures it here."
+        )
+    threads = f"{cost.threads} thread{'s' if cost.threads != 1 else ''}"
+    return (
+        f"step cost: measured here with runner {cost.runner} on {(cost.date or '')[:10]} ({cost.dtype}, {threads}), "
+        "without the time that guessing takes."
+    )
+
+
 def _budget_text(inspection: Inspection, width: int) -> str:
     """The budget table and what follows from it."""
     lines = ["best tree of each size for these accuracies:", f"{'nodes':>11}{'tokens/step':>13}"]
@@ -169,19 +140,25 @@ def _budget_text(inspection: Inspection, width: int) -> str:
         own = inspection.prediction
         size = len(inspection.nodes)
         ratio, speedup = (own.cost_ratio, own.speedup) if own else (None, None)
-        rows.append((f"this: {size}", BudgetRow(size, inspection.expected_tokens, ratio, speedup)))
+        rows.append((f"this: {size}", Worth(size, inspection.expected_tokens, ratio, speedup)))
+    if inspection.choice:
+        rows.append((f"best: {inspection.choice.size or 'none'}", Worth(**asdict(inspection.choice))))
     if inspection.cost:
         lines[1] += f"{'step cost':>11}{'speed-up':>10}"
     for name, row in rows:
         cost = "" if row.cost_ratio is None else f"{row.cost_ratio:10.2f}x{row.speedup:9.2f}x"
         lines.append(f"{name:>11}{row.expected_tokens:13.2f}{cost}")
+    return "\n".join([*lines, "", textwrap.fill(_conclusion(inspection), width)])
+
+
+def _conclusion(inspection: Inspection) -> str:
+    """Which size pays best."""
     if inspection.choice is None:
-        verdict = _NO_COST
-    elif inspection.choice.size == 0:
-        verdict = "No tree pays at this step cost: plain decoding is faster."
-    else:
-        verdict = f"{inspection.choice.size} nodes pay best: {inspection.choice.speedup:.2f}x predicted."
-    return "\n".join([*lines, "", textwrap.fill(verdict, width)])
+        return _NO_COST
+    if inspection.choice.size == 0:
+        return "Best size: none. No tree pays at this step cost: plain decoding is faster."
+    nodes = "1 node pays" if inspection.choice.size == 1 else f"{inspection.choice.size} nodes pay"
+    return f"{nodes} best: {inspection.choice.speedup:.2f}x predicted."
 
 
 def _differences(a: Inspection, b: Inspection) -> tuple[list[Path], list[Path], list[Path]]:

@@ -5,18 +5,50 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import Medusa
+from medusa_cli.target import load
+from tests.cli.harness import Medusa, make_model
 
 STARTS = {"json": "{", "dot": "digraph", "svg": "<svg", "medusa-choices": "[", "text": "tree of "}
 
 
 def test_the_document_counts_the_stored_tree_and_predicts_from_the_measured_cost(medusa: Medusa, heads: Path) -> None:
     document = medusa("inspect-tree", "--heads", heads, "--json").document
-    assert list(document) == ["name", "tree", "prediction", "budget", "choice", "measured", "step_cost"]
+    names = ["name", "tree", "prediction", "budget", "choice", "measured", "step_cost", "curve"]
+    assert list(document) == names
     assert document["tree"]["num_nodes"] == 6
     assert document["measured"]["source"].startswith("the target's own answers to held-out prompts")
-    assert set(document["step_cost"]) == {str(nodes) for nodes in range(1, 9)}
+    assert document["step_cost"]["source"] == "heads"
+    assert set(document["step_cost"]["seconds"]) == {str(nodes) for nodes in range(1, 9)}
     assert document["prediction"]["speedup"] > 0
+
+
+def test_costs_are_measured_here_on_demand_and_found_again_without_the_model(
+    medusa: Medusa, tiny: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
+    args = ("inspect-tree", "--heads", heads, "--json")
+    assert medusa(*args).document["step_cost"]["source"] == "heads"
+    measured = medusa(*args, "--measure", "-m", tiny, "--dtype", "float32", "--runner", "packed").document["step_cost"]
+    assert (measured["source"], measured["runner"], measured["dtype"]) == ("here", "packed", "float32")
+    monkeypatch.setattr(load, "load_target", None)
+    assert medusa(*args).document["step_cost"] == measured
+    assert medusa(*args, "--runner", "eager").document["step_cost"]["source"] == "heads"
+
+
+def test_heads_of_another_model_are_refused_before_its_costs_are_measured(
+    medusa: Medusa, heads: Path, tmp_path: Path
+) -> None:
+    other = make_model(tmp_path / "other", seed=1)
+    done = medusa("inspect-tree", "--heads", heads, "--measure", "-m", other, "--dtype", "float32")
+    assert done.code == 1
+    assert "fingerprint" in done.err
+
+
+def test_the_curves_are_a_picture(medusa: Medusa, heads: Path, tmp_path: Path) -> None:
+    done = medusa("inspect-tree", "--heads", heads, "--curves", tmp_path / "curves.png")
+    assert (done.code, done.err) == (0, f"wrote {tmp_path / 'curves.png'}\n")
+    assert done.out.startswith("tree of ")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("format", STARTS)
