@@ -38,7 +38,7 @@ class KnownGuesses:
     def start(self, context: Context) -> None:
         """Texts are known by their beginnings."""
 
-    def plant(self, context: Context, tries: Sequence[Trie]) -> None:
+    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         right = self.right[self.num_steps % len(self.right)]
         self.num_steps += 1
         for tokens, trie in zip(context.tokens, tries, strict=True):

@@ -128,7 +128,7 @@ def test_bench_prompts_that_only_break_the_reader_are_no_bug(
 ) -> None:
     (tmp_path / "odd.jsonl").write_text(line)
     assert_told(
-        run_here("bench", "-m", tiny, "--heads", heads, "--prompts", tmp_path / "odd.jsonl", "-q"), 1, "not JSON"
+        run_here("bench", "-m", tiny, "--heads", heads, "--prompts", tmp_path / "odd.jsonl", "-q"), 1, "broken JSON"
     )
 
 

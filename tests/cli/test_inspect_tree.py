@@ -11,7 +11,10 @@ from tests.cli.harness import Medusa, make_model
 STARTS = {"json": "{", "dot": "digraph", "svg": "<svg", "medusa-choices": "[", "text": "tree of "}
 
 
-def test_the_document_counts_the_stored_tree_and_predicts_from_the_measured_cost(medusa: Medusa, heads: Path) -> None:
+def test_the_document_counts_the_stored_tree_and_predicts_from_the_measured_cost(
+    medusa: Medusa, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
     document = medusa("inspect-tree", "--heads", heads, "--json").document
     names = ["name", "tree", "prediction", "budget", "choice", "measured", "step_cost", "curve"]
     assert list(document) == names
