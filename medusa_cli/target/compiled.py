@@ -54,9 +54,10 @@ class CompiledForward:
         """Score all nodes; `stores` are keys and values of the placed rows and the window, layer by layer."""
         num_rows, num_nodes = tokens_BN.shape
         place = graph.place_table(nodes, stores)
-        hidden_1TH, logits_1TV = self.program(
-            tokens_BN.reshape(1, -1), positions_BN.expand(num_rows, -1).reshape(1, -1), self.weights, place
-        )
+        # the program reads as many numbers as there are, side by side, and looks at no strides
+        tokens_1T = tokens_BN.reshape(1, -1).contiguous()
+        positions_1T = positions_BN.expand(num_rows, -1).reshape(1, -1).contiguous()
+        hidden_1TH, logits_1TV = self.program(tokens_1T, positions_1T, self.weights, place)
         return Seen(hidden_1TH.view(num_rows, num_nodes, -1), logits_1TV.view(num_rows, num_nodes, -1))
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.contracts import Draft
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import TargetError
@@ -18,7 +19,9 @@ from medusa_cli.target import attention, compiled, export
 from medusa_cli.target.check import self_check
 from medusa_cli.target.load import make_target
 from medusa_cli.target.model import Target
+from medusa_cli.trees.tree import TokenTree
 from tests.fakes import DRAFTERS, SHAPES
+from tests.real_drafters import REAL
 from tests.tiny_models import NUM_NEW, greedy_of, known, prompt_of, target_of, tiny_model
 
 LIMITS = Limits(NUM_NEW)
@@ -50,6 +53,31 @@ def test_the_compiled_forward_writes_the_greedy_text(drafter: str, shape: str, n
     target = compiled_target()
     assert target.identity.runner == "compiled"
     assert texts_of(target, drafter, shape, num_rows) == known(NAME).wanted(num_rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("drafter", REAL)
+def test_every_drafter_of_ours_writes_the_greedy_text_on_it(drafter: str, num_rows: int) -> None:
+    target, texts = compiled_target(), known(NAME)
+    parts = Parts(target, REAL[drafter](target, texts.texts), Greedy())
+    found = collect(parts, texts.prompts, LIMITS, max_rows=num_rows)
+    assert [each.token_ids for each in found] == texts.wanted(3)
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_tokens_that_lie_apart_in_memory_are_read_as_they_are_meant(num_nodes: int) -> None:
+    target = compiled_target()
+    drafts = torch.randint(0, 97, (3, num_nodes, 4))
+    tree = TokenTree.chain(num_nodes - 1)
+
+    def logits(tokens_BN: torch.Tensor) -> torch.Tensor:
+        cache = target.new_cache(3, 0)
+        target.prefill([prompt_of(length) for length in (5, 9, 7)], cache)
+        return target.verify(Draft(tokens_BN, tree), cache).logits_BNV
+
+    apart = drafts[:, :, 0]
+    assert num_nodes == 1 or not apart.is_contiguous()
+    assert torch.equal(logits(apart), logits(apart.contiguous().clone()))
 
 
 def test_the_self_check_scores_its_tree_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
