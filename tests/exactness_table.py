@@ -106,11 +106,13 @@ def main() -> int:
     with TemporaryDirectory() as home:  # compiled programs of tiny models are of no use to anybody afterwards
         os.environ["MEDUSA_HOME"] = home
         lines = list(table())
+    counted = [cell.split(" of ") for line in lines[2:] for cell in line.split("|")[3:-1] if cell.strip() != REFUSED]
+    differed, compared = (sum(int(pair[side].replace(",", "")) for pair in counted) for side in (0, 1))
+    lines += ["", f"In all, {differed} of {compared:,} tokens differed."]
     text = DOCUMENT.read_text(encoding="utf-8")
     before, after = text.split(BEGIN)[0], text.split(END)[1]
     DOCUMENT.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}{after}", encoding="utf-8")
-    cells = [cell.strip() for line in lines[2:] for cell in line.split("|")[3:-1]]
-    return int(any(cell != REFUSED and not cell.startswith("0 of") for cell in cells))
+    return int(differed > 0)
 
 
 if __name__ == "__main__":
