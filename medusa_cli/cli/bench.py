@@ -33,7 +33,11 @@ def command(
         ),
     ] = "greedy",
     prompts: Annotated[
-        Path | None, typer.Option(help='.jsonl of {"id","category","turns"}; first turns are used [default: packaged]')
+        Path | None,
+        typer.Option(
+            help='a file as generate reads it; .jsonl of {"id","category","turns"} gives categories, and first turns '
+            "are used [default: packaged]"
+        ),
     ] = None,
     num_prompts: Annotated[int | None, typer.Option(min=1, help="this many, spread over the file")] = None,
     num_warmups: Annotated[int, typer.Option(min=0, help="prompts each arm runs before the clock counts")] = 1,
@@ -117,7 +121,7 @@ def arm_names(text: str) -> list[str]:
         if base not in ARMS:
             near = difflib.get_close_matches(base, ARMS, n=1, cutoff=0.4)
             meant = f" Did you mean {near[0]}?" if near else ""
-            raise typer.BadParameter(f"--compare: no arm is named '{base}'.{meant} Available: {', '.join(ARMS)}")
+            raise typer.BadParameter(f"--compare: no arm is named '{base}'; there are {', '.join(ARMS)}.{meant}")
         if at and (not base.startswith("hf-") or dtype not in _DTYPES):
             raise typer.BadParameter(f"--compare {name}: only hf arms take a dtype, one of {', '.join(_DTYPES)}")
     if not names:

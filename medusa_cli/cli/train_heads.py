@@ -138,15 +138,16 @@ def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
     """Look at the folder, load the model and take the whole path; Ctrl-C says how to go on."""
     from medusa_cli.assemble import load_target
     from medusa_cli.produce.folder import open_folder
-    from medusa_cli.produce.heads import make_heads
+    from medusa_cli.produce.heads import make_heads, source_of
 
     folder = open_folder(recipe, resume=resume)
+    source = source_of(recipe)  # what isn't there is said before a model is loaded
     command = shlex.join(["medusa", *sys.argv[1:]])
     try:
         with folder.to_itself(), _reporter(recipe) as reporter, _Watch(console, reporter) as hooks:
             target = load_target(recipe.target)
             console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
-            return make_heads(recipe, target, folder, hooks, command)
+            return make_heads(recipe, target, folder, hooks, command, source)
     except KeyboardInterrupt:
         console.warn(
             f"stopped; all that is finished is in {folder.path}: the same command with --resume-from-checkpoint goes on"

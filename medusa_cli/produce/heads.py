@@ -73,13 +73,15 @@ class Material:
     answers: Mapping[str, Any]
 
 
-def make_heads(recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, command: str) -> Made:
+def make_heads(
+    recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, command: str, source: MedusaHeads | None
+) -> Made:
     """The whole path. Raises the errors of its stages; what is finished stays, and the same call goes on from it.
 
     command   the command line, for the model card
+    source    heads to go on from: `source_of`
     """
     folder.claim(target.fingerprint)
-    source = _source(recipe)
     material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks)
     heads = fresh_heads(recipe, target, _draft_ids(recipe, target, material, source))
     if source is not None:
@@ -138,8 +140,8 @@ def _lengths(corpus: Corpus) -> dict[str, float]:
     return {"mean": float(learnt_S.mean()), "median": float(np.median(learnt_S)), "longest": int(learnt_S.max())}
 
 
-def _source(recipe: Recipe) -> MedusaHeads | None:
-    """The heads to go on from. Raises FormatError when they aren't there."""
+def source_of(recipe: Recipe) -> MedusaHeads | None:
+    """The heads the recipe goes on from, if any; needs no model. Raises FormatError when they aren't there."""
     folder = find_heads(recipe.heads.start_from, recipe.target.model) if recipe.heads.start_from else None
     return NativeFormat().read(folder) if folder else None
 

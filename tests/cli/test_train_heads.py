@@ -10,6 +10,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from medusa_cli import assemble
 from medusa_cli.decode import room
 from medusa_cli.target.model import Target
 from tests.cli.harness import Done, Medusa, Trained, train_args
@@ -373,6 +374,12 @@ def test_a_run_goes_on_from_heads_of_another_kind(medusa: Medusa, tiny: Path, tm
         return next(line["loss"] for line in lines if "loss" in line)
 
     assert first_loss("on") < first_loss("fresh")
-    refused = run("heads.start_from=nowhere/at/all", folder="refused")
+
+
+def test_heads_to_go_on_from_that_are_not_there_are_told_before_a_model_is_loaded(
+    train: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assemble, "load_target", None)
+    refused = train("heads.start_from=nowhere/at/all")
     assert refused.code == 1
     assert "no heads at" in refused.err
