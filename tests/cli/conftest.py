@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from tests.cli.harness import FEW, Done, Medusa, Trained, kill_group, make_model, run_here, start, train_args
+from tests.cli.harness import (
+    FEW,
+    LAYOUTS,
+    Done,
+    Medusa,
+    Trained,
+    kill_group,
+    make_model,
+    rows_of,
+    run_here,
+    start,
+    train_args,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +86,36 @@ def train_on_data(medusa: Medusa, tiny: Path, tmp_path: Path) -> Callable[..., D
     """A run of a few steps into tmp_path/run on tmp_path/data.jsonl."""
     data = tmp_path / "data.jsonl"
     return lambda *more: medusa(*train_args(tiny, tmp_path / "run", *FEW, "--dataset", data, *more))
+
+
+@pytest.fixture
+def train(medusa: Medusa, tiny: Path, tmp_path: Path) -> Callable[..., Done]:
+    """A run of a few steps into tmp_path/run."""
+    return lambda *more, folder="run": medusa(*train_args(tiny, tmp_path / folder, "--max-steps", 5, "-q", *more))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    file = tmp_path / "data.jsonl"
+    file.write_text(rows_of(12, LAYOUTS["messages"]))
+    return file
+
+
+@pytest.fixture
+def generate(medusa: Medusa, tiny: Path, heads: Path) -> Medusa:
+    def run(*args: object, stdin: str | bytes = "", heads: Path | None = heads):
+        named = ("--heads", heads) if heads else ()
+        # how fast a tiny model is says nothing, so guesses are made whether they pay or not
+        watched = () if "--speculate" in args else ("--speculate", "on")
+        return medusa("generate", "-m", tiny, "--dtype", "float32", "-n", 40, *named, *watched, *args, stdin=stdin)
+
+    return run
+
+
+@pytest.fixture
+def another_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding finds another text."""
+    from medusa_cli.decode import loop
+
+    other = loop.Generation([1, 2, 3], "length", [1, 1], [1, 1])
+    monkeypatch.setattr(loop, "collect", lambda *_: [other])

@@ -136,3 +136,20 @@ def talk(n: int, turns: int = 1) -> dict[str, Any]:
     for turn in range(turns):
         messages += [{"role": "user", "content": f"What is {n}.{turn}?"}, {"role": "assistant", "content": said(n)}]
     return {"messages": messages}
+
+
+ANSWERS = ["It is blue. " * 4, "The sea is the sea. " * 3, "A story is a story. " * 3, "What it is, it is. " * 3]
+
+
+def rows_of(count: int, make: Callable[[str, str], dict]) -> str:
+    """Lines of JSON, each with a question and an answer of its own."""
+    return "".join(json.dumps(make(f"What is {n}?", f"{n}: {ANSWERS[n % 4]}")) + "\n" for n in range(count))
+
+
+LAYOUTS: dict[str, Callable[[str, str], dict]] = {
+    "messages": lambda q, a: {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]},
+    "sharegpt": lambda q, a: {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]},
+    "alpaca": lambda q, a: {"instruction": q, "input": "", "output": a},
+    "prompts": lambda q, a: {"prompt": q},
+    "text": lambda q, a: {"text": q + " " + a},
+}

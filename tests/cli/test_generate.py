@@ -1,7 +1,6 @@
 """`medusa generate` on a tiny model and heads trained on its own text."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,6 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from medusa_cli.acceptance.greedy import Greedy
-from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.acceptance.typical import Typical
 from tests.cli.harness import Medusa
 
 PROMPT = "Write a story about the sea."
@@ -20,17 +16,6 @@ KEYS = [
     "tokens_per_step", "output_throughput", "duration", "acceptance", "exact", "drafter", "tree_size", "model", "heads",
     "dtype", "device", "runner", "seed",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def generate(medusa: Medusa, tiny: Path, heads: Path) -> Medusa:
-    def run(*args: object, stdin: str | bytes = "", heads: Path | None = heads):
-        named = ("--heads", heads) if heads else ()
-        # how fast a tiny model is says nothing, so guesses are made whether they pay or not
-        watched = () if "--speculate" in args else ("--speculate", "on")
-        return medusa("generate", "-m", tiny, "--dtype", "float32", "-n", 40, *named, *watched, *args, stdin=stdin)
-
-    return run
 
 
 def test_texts_with_heads_are_the_texts_without_in_fewer_steps(generate: Medusa, heads: Path) -> None:
@@ -108,15 +93,6 @@ def test_a_check_passes_where_the_texts_are_the_same(generate: Medusa, flags: tu
     assert "checked: 1 of 1 as plain decoding writes" in generate(PROMPT, "--check", *flags).err
 
 
-@pytest.fixture
-def another_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plain decoding finds another text."""
-    from medusa_cli.decode import loop
-
-    other = loop.Generation([1, 2, 3], "length", [1, 1], [1, 1])
-    monkeypatch.setattr(loop, "collect", lambda *_: [other])
-
-
 @pytest.mark.usefixtures("another_text")
 def test_a_check_that_finds_a_mismatch_exits_3_after_the_text(generate: Medusa) -> None:
     done = generate(PROMPT, "--check")
@@ -162,34 +138,6 @@ def test_a_system_prompt_and_no_template_change_what_is_asked(generate: Medusa) 
     assert bare["prompt"] == PROMPT
 
 
-def test_a_sample_is_the_same_for_the_same_seed_and_another_for_another(generate: Medusa) -> None:
-    def sample(seed: int) -> dict:
-        return generate(PROMPT, "--json", "--temperature", 1, "--top-p", 0.9, "--top-k", 40, "--seed", seed).document
-
-    first = sample(1)
-    assert (first["acceptance"], first["exact"]) == ("lossless", True)
-    assert sample(1)["token_ids"] == first["token_ids"]
-    assert sample(2)["token_ids"] != first["token_ids"]
-
-
-@pytest.mark.parametrize("tree", [("--tree", "2x1"), ("--tree-size", 3), ("--tree", "none")])
-def test_another_tree_changes_the_steps_and_not_the_text(generate: Medusa, tree: tuple[object, ...]) -> None:
-    other, stored = generate(PROMPT, "--json", *tree).document, generate(PROMPT, "--json").document
-    assert other["token_ids"] == stored["token_ids"]
-    assert other["tree_size"] != stored["tree_size"]
-
-
-def test_without_heads_it_says_so_and_decodes_plainly(generate: Medusa) -> None:
-    done = generate(PROMPT, heads=None)
-    assert done.code == 0
-    assert "decoding plainly: no heads are known for" in done.err
-    assert "decoding plainly: the tree is empty" in generate(PROMPT, "--tree", "none").err
-
-
-def test_settings_of_sampling_without_a_temperature_are_warned_about(generate: Medusa) -> None:
-    assert "warning: --top-p and --top-k change nothing" in generate(PROMPT, "--top-p", 0.5).err
-
-
 def test_the_document_is_also_written_to_a_file(generate: Medusa, tmp_path: Path) -> None:
     done = generate(PROMPT, "--output-json", tmp_path / "out.json")
     assert json.loads((tmp_path / "out.json").read_text())["text"] + "\n" == done.out
@@ -199,72 +147,6 @@ def test_a_recipe_file_names_the_model(medusa: Medusa, tiny: Path, tmp_path: Pat
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(f"target: {{model: {tiny}, dtype: float32}}\n")
     assert medusa("generate", PROMPT, "-c", recipe, "-n", 4, "--json").document["model"] == str(tiny)
-
-
-@pytest.mark.parametrize(("acceptance", "exact"), [("lossless", True), ("typical", False)])
-def test_every_way_of_accepting_runs_and_says_whether_it_is_exact(
-    generate: Medusa, acceptance: str, exact: bool
-) -> None:
-    done = generate(PROMPT, "--json", "--acceptance", acceptance, "--temperature", 0.8)
-    assert (done.code, done.document["acceptance"], done.document["exact"]) == (0, acceptance, exact)
-    assert ("typical acceptance is not exact" in done.err) is not exact
-
-
-def test_the_help_says_which_ways_of_accepting_are_exact(medusa: Medusa) -> None:
-    # whisper-medusa#24: read as lossless, and was not
-    help_text = " ".join(medusa("generate", "--help").out.split())
-    (flag,) = re.findall(r"--acceptance <([a-z|]+)> (.*?) --", help_text)
-    assert flag[0].split("|") == ["greedy", "lossless", "typical"]
-    rules = {"greedy": Greedy(), "lossless": Lossless(1.0, 1.0, 0), "typical": Typical(1.0)}
-    exact = [name for name, rule in rules.items() if rule.exact]
-    assert flag[1].startswith(f"{' and '.join(exact)} are exact: ")
-    assert ". typical is not: " in flag[1]
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "said"),
-    [
-        (("--acceptance", "typical"), 1, "typical acceptance samples, at a temperature above 0"),
-        (("--posterior-alpha", 0.5), 1, "belong to typical acceptance"),
-        (("--posterior-threshold", 1.5), 2, "--posterior-threshold is a probability"),
-        (("--posterior-alpha", "nan"), 2, "--posterior-alpha is a factor above 0"),
-        (("--acceptance", "greedy", "--temperature", 1), 1, "greedy acceptance has no temperature"),
-    ],
-)
-def test_flags_that_contradict_each_other_are_told(
-    generate: Medusa, args: tuple[object, ...], code: int, said: str
-) -> None:
-    done = generate(PROMPT, *args)
-    assert done.code == code
-    assert said in done.err
-
-
-def test_what_the_model_s_settings_ask_for_is_followed_and_said(
-    medusa: Medusa, tiny: Path, heads: Path, tmp_path: Path
-) -> None:
-    # EAGLE#178: the baseline followed them, and decoding with guesses did not
-    shutil.copytree(tiny, tmp_path / "model")
-    file = tmp_path / "model" / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"repetition_penalty": 1.5, "top_p": 0.4}))
-
-    def written(model: Path, *args: object) -> tuple[str, str]:
-        done = medusa("generate", PROMPT, "-m", model, "--dtype", "float32", "-n", 24, *args)
-        assert done.code == 0, done.err
-        return done.out, done.err
-
-    text, said = written(tmp_path / "model")
-    assert "as the model's generation_config says: repetition_penalty 1.5\n" in said
-    assert text != written(tiny)[0]
-    for guesses in (("--speculate", "on"), ("--drafter", "mixed")):
-        assert written(tmp_path / "model", "--heads", heads, *guesses)[0] == text
-    text, said = written(tmp_path / "model", "--temperature", 0.9)
-    assert "says: repetition_penalty 1.5, top_p 0.4\n" in said
-    text, said = written(tmp_path / "model", "--temperature", 0.9, "--top-p", 0.9)
-    assert "says: repetition_penalty 1.5\n" in said
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"guidance_scale": 2.0}))
-    refused = medusa("generate", PROMPT, "-m", tmp_path / "model")
-    assert (refused.code, refused.err.count(" hint: ")) == (1, 1)
-    assert "asks for guidance_scale, which can't be followed in a tree" in refused.err
 
 
 def test_ends_can_be_put_off_or_ignored(generate: Medusa, tiny: Path, medusa: Medusa, tmp_path: Path) -> None:
@@ -316,17 +198,6 @@ def test_a_prompt_too_long_for_the_model_is_told_before_any_text_is_written(gene
     assert "the model's context holds 256\n hint: shorten the prompt" in refused.err
 
 
-def test_the_name_of_a_model_chooses_neither_heads_nor_tree(generate: Medusa, tiny: Path, tmp_path: Path) -> None:
-    # Medusa#63: without "vicuna" in the name it warned, and took the tree of a model of 7 billion numbers
-    named = shutil.copytree(tiny, tmp_path / "vicuna-7b-v1.3")
-    there, here = generate(PROMPT, "-q", "--json", "-m", named), generate(PROMPT, "-q", "--json")
-    assert there.err == here.err == ""
-    for key in ("tree_size", "token_ids", "num_steps", "heads"):
-        assert there.document[key] == here.document[key]
-    alone = generate(PROMPT, "--json", "-m", named, "--speculate", "auto", heads=None)
-    assert (alone.document["drafter"], alone.document["heads"]) == ("none", None)
-
-
 def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(generate: Medusa, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("sea\n" * 3)
     import medusa_cli.decode.room
@@ -337,35 +208,3 @@ def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(generate
     assert (refused.code, refused.out) == (1, "")
     assert "3 texts of up to 128 tokens at once need " in refused.err
     assert refused.err.count(" hint: write fewer at once (--batch-size)") == 1
-
-
-@pytest.mark.parametrize("speculate", ["auto", "on", "off"])
-@pytest.mark.parametrize("drafter", ["medusa", "ngram", "mixed"])
-def test_every_drafter_writes_the_same_text(generate: Medusa, heads: Path, drafter: str, speculate: str) -> None:
-    named = None if drafter == "ngram" else heads
-    plain = generate(PROMPT, "--json", "--drafter", "none", heads=None).document
-    done = generate(PROMPT, "--json", "--drafter", drafter, "--speculate", speculate, heads=named)
-    assert done.document["token_ids"] == plain["token_ids"]
-    assert done.document["drafter"] == ("none" if speculate == "off" else drafter)
-    assert (done.document["heads"] is None) == (speculate == "off" or drafter == "ngram")
-
-
-def test_n_grams_copy_what_the_prompt_holds(generate: Medusa) -> None:
-    loop = "one two three four five six seven eight nine ten " * 4
-    done = generate(loop, "--no-chat", "--json", "--drafter", "ngram", heads=None)
-    assert done.code == 0, done.err
-    assert done.document["tree_size"] > 0
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--drafter", "ngram", "--tree", "chain:2"), "finds a tree of its own"),
-        (("--drafter", "mixed", "--tree", "chain:2"), "finds a tree of its own"),
-        (("--drafter", "ngram"), "needs no heads"),
-    ],
-)
-def test_flags_that_a_drafter_has_no_use_for_are_refused(generate: Medusa, flags: tuple[str, ...], said: str) -> None:
-    done = generate(PROMPT, *flags)
-    assert done.code == 1
-    assert said in done.err

@@ -13,37 +13,7 @@ from filelock import FileLock
 from medusa_cli import assemble
 from medusa_cli.decode import room
 from medusa_cli.target.model import Target
-from tests.cli.harness import Done, Medusa, Trained, train_args
-
-FEW = ("--max-steps", 5)
-ANSWERS = ["It is blue. " * 4, "The sea is the sea. " * 3, "A story is a story. " * 3, "What it is, it is. " * 3]
-
-
-def rows_of(count: int, make: Callable[[str, str], dict]) -> str:
-    """Lines of JSON, each with a question and an answer of its own."""
-    return "".join(json.dumps(make(f"What is {n}?", f"{n}: {ANSWERS[n % 4]}")) + "\n" for n in range(count))
-
-
-LAYOUTS: dict[str, Callable[[str, str], dict]] = {
-    "messages": lambda q, a: {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]},
-    "sharegpt": lambda q, a: {"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]},
-    "alpaca": lambda q, a: {"instruction": q, "input": "", "output": a},
-    "prompts": lambda q, a: {"prompt": q},
-    "text": lambda q, a: {"text": q + " " + a},
-}
-
-
-@pytest.fixture
-def train(medusa: Medusa, tiny: Path, tmp_path: Path) -> Callable[..., Done]:
-    """A run of a few steps into tmp_path/run."""
-    return lambda *more, folder="run": medusa(*train_args(tiny, tmp_path / folder, *FEW, "-q", *more))
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    file = tmp_path / "data.jsonl"
-    file.write_text(rows_of(12, LAYOUTS["messages"]))
-    return file
+from tests.cli.harness import ANSWERS, LAYOUTS, Done, Medusa, Trained, rows_of, train_args
 
 
 def keys(folder: Path, store: str) -> list[str]:
@@ -126,7 +96,7 @@ def test_given_answers_are_learnt_and_the_target_s_own_are_measured(
 def test_prompts_that_are_too_long_are_left_out_and_counted(medusa: Medusa, tmp_path: Path, tiny: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(rows_of(8, LAYOUTS["prompts"]) + json.dumps({"prompt": "long " * 100}) + "\n")
-    done = medusa(*train_args(tiny, tmp_path / "run", *FEW, "--dataset", file))
+    done = medusa(*train_args(tiny, tmp_path / "run", "--max-steps", 5, "--dataset", file))
     assert done.code == 0, done.err
     assert "note: 1 of 9 prompts are left out: empty, or longer than 80 tokens" in done.err
     assert "row 9" not in keys(tmp_path / "run", "answers")
@@ -263,74 +233,6 @@ def test_a_tree_is_as_large_as_was_asked_for(train: Callable[..., Done]) -> None
     done = train("--tree-size", 9, "tree.max_size=4", "--json")
     assert done.document["tree_size"] <= 9
     assert done.document["tree_size"] > 4
-
-
-def test_a_plan_bounds_what_the_run_then_does_and_changes_nothing(
-    medusa: Medusa, tiny: Path, trained: Trained, tmp_path: Path
-) -> None:
-    before = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json")).document
-    assert not (tmp_path / "new").exists()
-    assert (before["prompts_written"], before["samples_ready"], before["steps_saved"], before["bytes_there"]) == (
-        0,
-    ) * 4
-    files = {file: file.read_bytes() for file in trained.folder.rglob("*") if file.is_file()}
-    after = medusa(*train_args(tiny, trained.folder, "--plan", "--json")).document
-    assert {file: file.read_bytes() for file in trained.folder.rglob("*") if file.is_file()} == files
-    assert (after["prompts_written"], after["samples_ready"]) == (12, 12)
-    assert 0 < after["steps_saved"] <= after["steps_at_most"] == before["steps_at_most"]
-    assert trained.done.document["data"]["tokens learnt"] <= after["tokens_at_most"]
-    # 3 heads of a block over the hidden state and the root: two matrices and a bias each
-    assert after["parameters"] == 3 * (2 * 32 * 32 + 32)
-    stored = sum(file.stat().st_size for file in (trained.folder / "written" / "answers").iterdir())
-    assert stored < after["bytes_at_most"]
-    shown = medusa(*train_args(tiny, trained.folder, "--plan")).out
-    assert "samples with hidden states" in shown
-    assert "6,240 parameters" in shown
-    assert "num_samples: 12\n" in shown  # the recipe as it is resolved
-    assert "time: about 0:0" in shown
-    assert before["recipe"]["data"]["num_samples"] == 12
-    seconds = before["seconds"]
-    assert min(seconds["prompts"], seconds["answers"], seconds["training"]) > 0
-    assert seconds["total"] == pytest.approx(seconds["prompts"] + seconds["answers"] + seconds["training"])
-    assert (after["seconds"]["prompts"], after["seconds"]["answers"]) == (0, 0)  # they are there
-    # float32 weights of the tiny model, by hand: embeddings and output, two layers, norms
-    layer = 32 * 32 * 2 + 16 * 32 * 2 + 3 * 32 * 48 + 2 * 32
-    assert before["memory"]["weights"] == 4 * (2 * 304 * 32 + 2 * layer + 32)
-    assert before["memory"]["needed"] > before["memory"]["weights"]
-
-
-def test_a_plan_of_what_can_not_be_tried_here_says_why(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
-    plan = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json", "--device", "cuda:9"))
-    assert plan.code == 0, plan.err
-    assert plan.document["seconds"] is None
-    assert plan.document["why_not_timed"].startswith("device cuda:9 is not there")
-    large = medusa(*train_args(tiny, tmp_path / "new", "--plan", "data.rows=900000000", "--num-samples", 900000000))
-    assert "time: not tried: the run needs about " in large.out
-    assert ": too little (data.rows, data.workers)" in large.out
-
-
-def test_a_plan_of_given_text_counts_its_reading(medusa: Medusa, tiny: Path, data: Path, tmp_path: Path) -> None:
-    plan = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json", "--dataset", data)).document
-    assert plan["seconds"]["reading"] > 0
-    assert plan["seconds"]["prompts"] == plan["seconds"]["answers"] == 0
-
-
-def test_a_plan_of_answers_made_anew_counts_who_makes_them(
-    medusa: Medusa, tiny: Path, data: Path, tmp_path: Path
-) -> None:
-    own = train_args(tiny, tmp_path / "new", "--plan", "--json", "--answers-from", "self", "--dataset", data)
-    seconds = medusa(*own).document["seconds"]
-    assert seconds["answers"] > 0
-    assert seconds["prompts"] == seconds["reading"] == 0
-    server = train_args(tiny, tmp_path / "new", "--plan", "--json", "--answers-from", "http://localhost:9/v1")
-    seconds = medusa(*server).document["seconds"]
-    assert seconds["prompts"] > 0
-    assert seconds["reading"] > 0
-    assert seconds["answers"] == 0
-
-
-def test_a_plan_and_a_preview_are_not_shown_at_once(train: Callable[..., Done]) -> None:
-    assert train("--plan", "--preview-masks").code == 2
 
 
 def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(

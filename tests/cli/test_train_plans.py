@@ -1,0 +1,76 @@
+"""`medusa train-heads --plan`: what a run would write, need and take, told without starting it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import Done, Medusa, Trained, train_args
+
+
+def test_a_plan_bounds_what_the_run_then_does_and_changes_nothing(
+    medusa: Medusa, tiny: Path, trained: Trained, tmp_path: Path
+) -> None:
+    before = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json")).document
+    assert not (tmp_path / "new").exists()
+    assert (before["prompts_written"], before["samples_ready"], before["steps_saved"], before["bytes_there"]) == (
+        0,
+    ) * 4
+    files = {file: file.read_bytes() for file in trained.folder.rglob("*") if file.is_file()}
+    after = medusa(*train_args(tiny, trained.folder, "--plan", "--json")).document
+    assert {file: file.read_bytes() for file in trained.folder.rglob("*") if file.is_file()} == files
+    assert (after["prompts_written"], after["samples_ready"]) == (12, 12)
+    assert 0 < after["steps_saved"] <= after["steps_at_most"] == before["steps_at_most"]
+    assert trained.done.document["data"]["tokens learnt"] <= after["tokens_at_most"]
+    # 3 heads of a block over the hidden state and the root: two matrices and a bias each
+    assert after["parameters"] == 3 * (2 * 32 * 32 + 32)
+    stored = sum(file.stat().st_size for file in (trained.folder / "written" / "answers").iterdir())
+    assert stored < after["bytes_at_most"]
+    shown = medusa(*train_args(tiny, trained.folder, "--plan")).out
+    assert "samples with hidden states" in shown
+    assert "6,240 parameters" in shown
+    assert "num_samples: 12\n" in shown  # the recipe as it is resolved
+    assert "time: about 0:0" in shown
+    assert before["recipe"]["data"]["num_samples"] == 12
+    seconds = before["seconds"]
+    assert min(seconds["prompts"], seconds["answers"], seconds["training"]) > 0
+    assert seconds["total"] == pytest.approx(seconds["prompts"] + seconds["answers"] + seconds["training"])
+    assert (after["seconds"]["prompts"], after["seconds"]["answers"]) == (0, 0)  # they are there
+    # float32 weights of the tiny model, by hand: embeddings and output, two layers, norms
+    layer = 32 * 32 * 2 + 16 * 32 * 2 + 3 * 32 * 48 + 2 * 32
+    assert before["memory"]["weights"] == 4 * (2 * 304 * 32 + 2 * layer + 32)
+    assert before["memory"]["needed"] > before["memory"]["weights"]
+
+
+def test_a_plan_of_what_can_not_be_tried_here_says_why(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+    plan = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json", "--device", "cuda:9"))
+    assert plan.code == 0, plan.err
+    assert plan.document["seconds"] is None
+    assert plan.document["why_not_timed"].startswith("device cuda:9 is not there")
+    large = medusa(*train_args(tiny, tmp_path / "new", "--plan", "data.rows=900000000", "--num-samples", 900000000))
+    assert "time: not tried: the run needs about " in large.out
+    assert ": too little (data.rows, data.workers)" in large.out
+
+
+def test_a_plan_of_given_text_counts_its_reading(medusa: Medusa, tiny: Path, data: Path, tmp_path: Path) -> None:
+    plan = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json", "--dataset", data)).document
+    assert plan["seconds"]["reading"] > 0
+    assert plan["seconds"]["prompts"] == plan["seconds"]["answers"] == 0
+
+
+def test_a_plan_of_answers_made_anew_counts_who_makes_them(
+    medusa: Medusa, tiny: Path, data: Path, tmp_path: Path
+) -> None:
+    own = train_args(tiny, tmp_path / "new", "--plan", "--json", "--answers-from", "self", "--dataset", data)
+    seconds = medusa(*own).document["seconds"]
+    assert seconds["answers"] > 0
+    assert seconds["prompts"] == seconds["reading"] == 0
+    server = train_args(tiny, tmp_path / "new", "--plan", "--json", "--answers-from", "http://localhost:9/v1")
+    seconds = medusa(*server).document["seconds"]
+    assert seconds["prompts"] > 0
+    assert seconds["reading"] > 0
+    assert seconds["answers"] == 0
+
+
+def test_a_plan_and_a_preview_are_not_shown_at_once(train: Callable[..., Done]) -> None:
+    assert train("--plan", "--preview-masks").code == 2
