@@ -22,6 +22,7 @@ from medusa_cli.decode.room import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.recipe import TargetSettings
+from medusa_cli.target.clock import now
 
 OTHERS: tuple[DrafterName, ...] = ("medusa", "hydra", "ngram", "mixed")
 _LOOKUP_TOKENS = 6
@@ -89,7 +90,7 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
         logits_after=lambda ids: _logits_after(target, ids),
         make_room=make_room,
-        clock=time.perf_counter if on_cpu else _device_clock(target.device),
+        clock=lambda: now(target.device),
         notes=sorted(notes),
     )
 
@@ -168,13 +169,3 @@ def _neutralised(settings: Mapping[str, Any]) -> str:
 def _logits_after(target: Any, ids: list[int]) -> Tensor:
     """The target's logits [V] after `ids`, by one plain forward."""
     return target.prefill([ids], target.new_cache(1, len(ids))).logits_BNV[0, 0]
-
-
-def _device_clock(device: Any) -> Callable[[], float]:
-    """A clock that waits for the device before it reads."""
-
-    def read() -> float:
-        torch.accelerator.synchronize(device)
-        return time.perf_counter()
-
-    return read

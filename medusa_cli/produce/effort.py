@@ -5,7 +5,6 @@ Nothing is written anywhere. Shape letters: B rows or places, K heads, V rows of
 
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from medusa_cli.contracts import Draft
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.produce.read import READ_TOKENS
 from medusa_cli.recipe import Recipe
+from medusa_cli.target.clock import now
 from medusa_cli.target.model import Target
 from medusa_cli.train.loop import make_optimizer
 from medusa_cli.train.loss import score_and_learn
@@ -97,17 +97,10 @@ def _median(device: torch.device, work: Callable[[], object], times: int) -> flo
     """Median seconds of `times` runs of `work`, after one that warms up."""
     seconds = []
     for _ in range(times + 1):
-        begun = _now(device)
+        begun = now(device)
         work()
-        seconds.append(_now(device) - begun)
+        seconds.append(now(device) - begun)
     return statistics.median_low(seconds[1:])
-
-
-def _now(device: torch.device) -> float:
-    """A clock that waits for the device."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
 
 
 @contextmanager

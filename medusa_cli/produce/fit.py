@@ -1,15 +1,24 @@
-"""From trained heads to what is known of them: accuracies, the step's cost here, and the tree that pays most."""
+"""From trained heads to what is known of them: accuracies, the step's cost here, and the tree that pays most.
 
+Shape letters: B rows, H hidden.
+"""
+
+import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+import torch
+
 from medusa_cli.assemble import in_shape, lay_out_heads
+from medusa_cli.contracts import Context, Drafter
 from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.produce.cost import measure_drafting, measure_step_cost
 from medusa_cli.recipe import Recipe
+from medusa_cli.target import step_cost
+from medusa_cli.target.clock import now
 from medusa_cli.target.model import Target
 from medusa_cli.train.beliefs import Beliefs, beliefs_at
 from medusa_cli.train.corpus import Examples
@@ -21,6 +30,8 @@ from medusa_cli.trees.tree import TokenTree
 
 NUM_RANKS = 32
 COST_CONTEXT, COST_REPEATS, DRAFT_REPEATS = 256, 21, 30
+# every size up to 8: kernels work on a few rows at a time, and one node more can cost as much as four before it
+COST_NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 32, 48, 64)
 # dynamic trees: those tried, what is replayed of them, and how near the best is as good
 SIZES, FLOORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32), (0.0, 0.03, 0.05, 0.07, 0.1, 0.14)
 BELIEF_RANKS, BELIEF_PLACES, EQUAL = 16, 4096, 0.97
@@ -52,11 +63,14 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
     largest = max(recipe.tree.max_size, recipe.tree.size or 0)
     lay_out_heads(heads, target)
     drafter = in_shape(heads, TokenTree.chain(heads.config.num_heads))
-    costs = measure_step_cost(target, drafter, max_nodes=largest + 1, context=COST_CONTEXT, repeats=COST_REPEATS)
+    counts = [count for count in COST_NODES if count <= largest + 1]
+    costs = step_cost.measure(
+        target, counts, context=COST_CONTEXT, rounds=COST_REPEATS, patience_s=math.inf, propose=drafter.propose
+    )
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)
     shape: DynamicShape | None = None
     if recipe.tree.size is None and largest:
-        drafts = measure_drafting(target, [drafter, in_shape(heads, _TYPICAL)], repeats=DRAFT_REPEATS)
+        drafts = _drafting(target, [drafter, in_shape(heads, _TYPICAL)], repeats=DRAFT_REPEATS)
         ranks = min(BELIEF_RANKS, heads.config.draft_vocab)
         beliefs = beliefs_at(heads, held_out, measurement.ranks, num_ranks=ranks, most=BELIEF_PLACES)
         choice, shape = _best([(choice, None), *_promises(beliefs, costs, drafts, largest)])
@@ -116,3 +130,18 @@ def _write(
         raise TrainingError(
             f"can't write to {folder}: {error.strerror}", "free some space, then go on with --resume-from-checkpoint"
         ) from error
+
+
+@torch.inference_mode()
+def _drafting(target: Target, drafters: Sequence[Drafter], *, repeats: int) -> list[float]:
+    """Median seconds of a proposal by each drafter, interleaved."""
+    root_B = torch.zeros(1, dtype=torch.long, device=target.device)
+    hidden_BH = torch.randn(1, target.hidden_size, dtype=target.dtype, device=target.device)
+    around = Context([[0]], root_B, hidden_BH)
+    seconds: list[list[float]] = [[] for _ in drafters]
+    for _ in range(repeats + 1):
+        for drafter, times in zip(drafters, seconds, strict=True):
+            begun = now(target.device)
+            drafter.propose(around)
+            times.append(now(target.device) - begun)
+    return [statistics.median(times[1:]) for times in seconds]

@@ -7,14 +7,15 @@ import hashlib
 import logging
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 
 import torch
 
 import medusa_cli
-from medusa_cli.contracts import Draft
+from medusa_cli.contracts import Context, Draft
+from medusa_cli.target.clock import now
 from medusa_cli.target.costs import Costs, keep, kept, machine_of
 from medusa_cli.target.model import Target
 from medusa_cli.trees.tree import TokenTree
@@ -52,22 +53,38 @@ def measure_and_keep(target: Target) -> Costs:
 
 
 @torch.inference_mode()
-def measure(target: Target, counts: Sequence[int] = NODE_COUNTS) -> dict[int, float]:
-    """As `step_costs`, now. Sizes are interleaved, so that a busy moment of the machine hits them alike."""
+def measure(
+    target: Target,
+    counts: Sequence[int] = NODE_COUNTS,
+    *,
+    context: int = CONTEXT,
+    rounds: int = ROUNDS,
+    patience_s: float = PATIENCE_S,
+    propose: Callable[[Context], object] | None = None,
+) -> dict[int, float]:
+    """As `step_costs`, now. Sizes are interleaved, so that a busy moment of the machine hits them alike.
+
+    context   committed tokens before the nodes; fewer where the model has fewer positions
+    rounds    over all sizes, while patience lasts and one at least
+    propose   a drafter's, which every size but 1 then pays for as well: that is what a plain step saves
+    """
     limit = target.context_limit
-    context = CONTEXT if limit is None else max(1, min(CONTEXT, limit - counts[-1]))
+    context = context if limit is None else max(1, min(context, limit - counts[-1]))
     tokens = torch.randint(0, target.real_vocab, (1, max(context, counts[-1])), device=target.device)
     cache = target.new_cache(1, context + counts[-1])
-    target.prefill([tokens[0, :context].tolist()], cache)
+    seen = target.prefill([tokens[0, :context].tolist()], cache)
+    around = Context([[]], tokens[:, 0], seen.hidden_BNH[:, 0])
     drafts = {count: Draft(tokens[:, :count], TokenTree.chain(count - 1)) for count in counts}
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     started = time.perf_counter()
-    for round_ in range(ROUNDS + 1):
+    for round_ in range(rounds + 1):
         for count, draft in drafts.items():
-            begun = _now(target)
+            begun = now(target.device)
+            if propose is not None and count > 1:
+                propose(around)
             target.verify(draft, cache)
-            seconds[count].append(_now(target) - begun)
-        if round_ and time.perf_counter() - started > PATIENCE_S:
+            seconds[count].append(now(target.device) - begun)
+        if round_ and time.perf_counter() - started > patience_s:
             break
     # The first round warms up: allocations and kernels chosen once.
     return {count: statistics.median(times[1:]) for count, times in seconds.items()}
@@ -88,10 +105,3 @@ def _key(target: Target) -> str:
         str(torch.get_num_threads()),
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
-
-
-def _now(target: Target) -> float:
-    """A clock that waits for the device."""
-    if target.device.type != "cpu":
-        torch.accelerator.synchronize(target.device)
-    return time.perf_counter()

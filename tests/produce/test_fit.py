@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.produce import cost, fit
-from medusa_cli.produce.cost import measure_drafting, measure_step_cost
+from medusa_cli.produce import fit
+from medusa_cli.target import step_cost
 from medusa_cli.train.beliefs import HeadBeliefs
 from medusa_cli.train.measure import PathCounts
 from medusa_cli.trees.build import Choice
@@ -46,7 +46,7 @@ def test_the_cost_is_measured_for_every_size_that_fits_and_pays_for_the_drafter(
     torch.set_num_threads(1)
     target = target_of(tiny_model("llama"))
     ticks = iter(range(10_000))
-    monkeypatch.setattr(cost, "_now", lambda target: float(next(ticks)))
+    monkeypatch.setattr(step_cost, "now", lambda device: float(next(ticks)))
     asked = []
 
     class Counting(NoDrafter):
@@ -54,7 +54,7 @@ def test_the_cost_is_measured_for_every_size_that_fits_and_pays_for_the_drafter(
             asked.append(context.root_B.shape)
             return super().propose(context)
 
-    costs = measure_step_cost(target, Counting(), max_nodes=8, context=16, repeats=2)
+    costs = step_cost.measure(target, range(1, 9), context=16, rounds=2, propose=Counting().propose)
     assert costs == dict.fromkeys(range(1, 9), 1.0)
     assert len(asked) == 3 * 7
 
@@ -66,7 +66,7 @@ def test_a_model_of_few_positions_is_measured_with_fewer_tokens_before(monkeypat
     monkeypatch.setattr(
         target, "prefill", lambda prompts, cache: lengths.append(len(prompts[0])) or prefill(prompts, cache)
     )
-    measure_step_cost(target, NoDrafter(), max_nodes=64, context=256, repeats=1)
+    step_cost.measure(target, (1, 64), context=256, rounds=1)
     assert lengths == [96 - 64]
 
 
@@ -117,5 +117,5 @@ def test_of_trees_that_are_as_fast_the_one_with_the_fewest_steps_is_taken() -> N
 
 def test_drafters_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(10_000))
-    monkeypatch.setattr(cost, "_now", lambda target: float(next(ticks)))
-    assert measure_drafting(target_of(tiny_model("llama")), [NoDrafter(), NoDrafter()], repeats=3) == [1.0, 1.0]
+    monkeypatch.setattr(fit, "now", lambda device: float(next(ticks)))
+    assert fit._drafting(target_of(tiny_model("llama")), [NoDrafter(), NoDrafter()], repeats=3) == [1.0, 1.0]
