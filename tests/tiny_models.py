@@ -189,6 +189,15 @@ def greedy_of(model: Any, prompt: Sequence[int], num_new: int) -> list[int]:
     return out[0, len(prompt) :].tolist()
 
 
+def by_whole_forwards(model: Any, prompt: Sequence[int], num_new: int) -> list[int]:
+    """The new ids of greedy decoding that reads the whole text anew for every token, and knows no end."""
+    ids = list(prompt)
+    with torch.inference_mode():
+        for _ in range(num_new):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
 def final_hidden(model: Any, ids: Sequence[int]) -> Tensor:
     """What the library's plain forward over one text gives to the output matrix [T, H]."""
     seen = []

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 OURS = ("greedy", "medusa", "hydra", "ngram", "mixed")
 ARMS = (*OURS, "hf-greedy", "hf-prompt-lookup", "llama-cpp")
+ONE_AT_A_TIME = ("hf-prompt-lookup", "llama-cpp")
 _DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.jsonl"
 
@@ -79,8 +80,7 @@ def command(
 ) -> None:
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
     names = arm_names(compare)
-    if min_speedup is not None and not 0 <= min_speedup < math.inf:
-        raise typer.BadParameter(f"--min-speedup {min_speedup:g} is no ratio that a speed-up can be held against")
+    _check_usage(names, batch_size, min_speedup)
     from medusa_cli.assemble import DrafterChoice, check_choice
     from medusa_cli.bench.build import build_arms
     from medusa_cli.bench.picture import draw
@@ -90,10 +90,6 @@ def command(
 
     if plot:
         check_plot_file(plot)
-    if batch_size > 1 and any(name.startswith("hf-prompt-lookup") for name in names):
-        raise typer.BadParameter("--batch-size: transformers looks prompts up for one text at a time only")
-    if batch_size > 1 and "llama-cpp" in names:
-        raise typer.BadParameter("--batch-size: llama-cpp writes one text at a time only; leave it out of --compare")
     values = options.target_values(
         model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
     )
@@ -111,6 +107,15 @@ def command(
     failed = failed_gates(report, next(iter(report["arms"])), min_speedup, require_identical)
     if failed:
         raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")
+
+
+def _check_usage(names: list[str], batch_size: int, min_speedup: float | None) -> None:
+    """Refuse what no arm can do and no speed-up can be held against."""
+    if min_speedup is not None and not 0 <= min_speedup < math.inf:
+        raise typer.BadParameter(f"--min-speedup {min_speedup:g} is no ratio that a speed-up can be held against")
+    alone = [name for name in names if name.startswith(ONE_AT_A_TIME)]
+    if batch_size > 1 and alone:
+        raise typer.BadParameter(f"--batch-size: {alone[0]} writes one text at a time only; leave it out of --compare")
 
 
 def arm_names(text: str) -> list[str]:

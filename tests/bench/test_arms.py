@@ -8,6 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from medusa_cli.bench.arms import HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed
 from tests.bench.fakes_bench import FakeClock
+from tests.tiny_models import by_whole_forwards
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +22,6 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def _greedy(model: LlamaForCausalLM, ids: list[int], count: int) -> list[int]:
-    """Plain greedy decoding by whole forwards."""
-    wrote = list(ids)
-    with torch.inference_mode():
-        for _ in range(count):
-            wrote.append(int(model(torch.tensor([wrote])).logits[0, -1].argmax()))
-    return wrote[len(ids) :]
-
-
 def _arm(model: LlamaForCausalLM, count: int = 12, stops: set[int] | None = None, lookup: int | None = None):
     rule = StopRule(frozenset(stops or ()), count, 128)
     return HfGreedyArm("hf-prompt-lookup" if lookup else "hf-greedy", model, rule, pad_id=0, lookup_tokens=lookup)
@@ -40,7 +32,7 @@ PROMPT = [5, 9, 11, 5, 9, 11, 5, 9]
 
 def test_it_writes_what_greedy_decoding_writes_one_token_a_step(model: LlamaForCausalLM) -> None:
     reply = _arm(model).generate([PROMPT])[0]
-    assert list(reply.token_ids) == _greedy(model, PROMPT, 12)
+    assert list(reply.token_ids) == by_whole_forwards(model, PROMPT, 12)
     assert (reply.num_steps, list(reply.kept), list(reply.num_nodes)) == (11, [1] * 11, [1] * 11)
 
 
@@ -49,7 +41,7 @@ def test_settings_of_the_generation_config_change_nothing_and_are_named(model: L
     before = model.generation_config
     try:
         arm = _arm(model)
-        assert list(arm.generate([PROMPT])[0].token_ids) == _greedy(model, PROMPT, 12)
+        assert list(arm.generate([PROMPT])[0].token_ids) == by_whole_forwards(model, PROMPT, 12)
         assert set(arm.neutralised) == {"repetition_penalty", "no_repeat_ngram_size", "suppress_tokens"}
         assert model.generation_config is before
     finally:
@@ -58,7 +50,7 @@ def test_settings_of_the_generation_config_change_nothing_and_are_named(model: L
 
 
 def test_it_ends_at_the_shared_stop_ids_and_at_the_context_limit(model: LlamaForCausalLM) -> None:
-    wrote = _greedy(model, PROMPT, 12)
+    wrote = by_whole_forwards(model, PROMPT, 12)
     place = next(n for n in range(2, 12) if wrote[n] not in wrote[:n])
     assert list(_arm(model, stops={wrote[place]}).generate([PROMPT])[0].token_ids) == wrote[: place + 1]
     tight = HfGreedyArm("hf-greedy", model, StopRule(frozenset(), 12, len(PROMPT) + 3), pad_id=0)
@@ -70,7 +62,7 @@ def test_prompt_lookup_writes_the_same_in_fewer_steps_and_every_token_is_account
     model: LlamaForCausalLM, lookup: int
 ) -> None:
     reply = _arm(model, 24, lookup=lookup).generate([PROMPT])[0]
-    assert list(reply.token_ids) == _greedy(model, PROMPT, 24)
+    assert list(reply.token_ids) == by_whole_forwards(model, PROMPT, 24)
     by_prefill = len(reply.token_ids) - sum(reply.kept)
     assert 1 <= by_prefill <= lookup + 1
     assert reply.num_steps == len(reply.kept) == len(reply.num_nodes)
@@ -86,8 +78,8 @@ def test_a_second_prompt_gets_what_it_would_get_alone(model: LlamaForCausalLM) -
 
 def test_prompts_written_at_once_get_what_each_gets_alone(model: LlamaForCausalLM) -> None:
     prompts = [PROMPT, [1, 2, 3], [7], [4, 4, 8, 60, 61]]
-    wrote = _greedy(model, PROMPT, 12)
-    arm = _arm(model, stops={wrote[5], _greedy(model, [7], 12)[3]})
+    wrote = by_whole_forwards(model, PROMPT, 12)
+    arm = _arm(model, stops={wrote[5], by_whole_forwards(model, [7], 12)[3]})
     together = arm.generate(prompts)
     for reply, prompt in zip(together, prompts, strict=True):
         (alone,) = arm.generate([prompt])

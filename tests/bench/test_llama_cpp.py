@@ -19,6 +19,7 @@ from medusa_cli.target.load import load_unchecked
 from medusa_cli.target.sources import Source
 from tests.cli.harness import run_here
 from tests.tiny_folders import save_gguf, save_tiny
+from tests.tiny_models import by_whole_forwards
 
 PROMPT = [5, 9, 11]
 
@@ -205,15 +206,6 @@ def model(file: Path) -> Any:
     return load_unchecked(TargetSettings(model=str(file), dtype="float32", device="cpu", runner="eager")).model
 
 
-def _greedy(model: Any, prompt: list[int], count: int) -> list[int]:
-    """Plain greedy decoding by whole forwards."""
-    ids = list(prompt)
-    with torch.inference_mode():
-        for _ in range(count):
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    return ids[len(prompt) :]
-
-
 def _real(file: Path, stops: set[int], budget: int) -> LlamaCppArm:
     arm = LlamaCppArm(file, StopRule(frozenset(stops), budget, 64), 1)
     arm.make_room(60)
@@ -223,7 +215,7 @@ def _real(file: Path, stops: set[int], budget: int) -> LlamaCppArm:
 def test_the_real_one_writes_what_the_target_writes_from_unquantised_weights(
     file: Path, model: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    written = _greedy(model, PROMPT, 12)
+    written = by_whole_forwards(model, PROMPT, 12)
     capfd.readouterr()
     arm = _real(file, set(), 12)
     assert list(arm.generate([PROMPT])[0].token_ids) == written
@@ -238,7 +230,7 @@ def test_the_real_one_fills_the_context_to_its_last_place(file: Path) -> None:
 
 def test_the_real_one_ends_at_the_end_of_text_or_goes_on_as_the_stop_rule_says(file: Path, model: Any) -> None:
     end, prompt = 2, [47, 9, 11]  # the file's end of text, and a prompt soon followed by it
-    written = _greedy(model, prompt, 12)
+    written = by_whole_forwards(model, prompt, 12)
     place = written.index(end)
     assert list(_real(file, {end}, 12).generate([prompt])[0].token_ids) == written[: place + 1]
     assert list(_real(file, set(), 12).generate([prompt])[0].token_ids) == written
