@@ -11,7 +11,7 @@ import torch
 
 from medusa_cli.target import step_cost
 from medusa_cli.target.costs import Asked, found, keep
-from medusa_cli.target.step_cost import NODE_COUNTS, measure, measure_and_keep, step_costs
+from medusa_cli.target.step_cost import NODE_COUNTS, measure, measure_and_keep, step_costs, undisturbed
 from tests.tiny_models import target_of, tiny_model
 
 
@@ -141,3 +141,7 @@ def test_a_home_that_takes_no_files_costs_a_measurement_and_no_error(
     monkeypatch.setattr(step_cost, "measure", lambda target: {1: 9.0})
     assert step_costs(target_of(tiny_model("llama"))) == {1: 9.0}
     assert found(Asked("tiny")) == []
+
+
+def test_a_size_that_a_busy_moment_hit_costs_no_more_than_a_larger_one() -> None:
+    assert undisturbed({1: 1.0, 2: 3.0, 4: 2.0, 8: 2.5}) == {1: 1.0, 2: 2.0, 4: 2.0, 8: 2.5}
