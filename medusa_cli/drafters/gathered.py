@@ -21,7 +21,7 @@ PLAIN_EVERY = 64  # steps
 SLOWLY = 0.02  # weight of the latest step in how far chances are trusted
 FORGIVEN = 0.02  # of that, in a step without guesses
 LEAST_TRUST = 0.05  # guesses that are all wrong are still made where they are surest
-DOUBT = 0.5  # of what a node costs on average: some cost less
+DOUBT = 0.5  # of what a node costs on average where it costs least: the last of them may cost less
 
 
 class Source(Protocol):
@@ -58,7 +58,8 @@ class Budget:
         """A chance that pays for no node: sources needn't look for guesses below it."""
         if self.pace is None or not self.size:
             return 0.0
-        cost = (self.pace.seconds(num_rows * (self.size + 1)) - self.pace.seconds(num_rows)) / self.size
+        plain = self.pace.seconds(num_rows)
+        cost = min((self.pace.seconds(num_rows * (n + 1)) - plain) / n for n in range(1, self.size + 1))
         return max(0.0, DOUBT * self.pace.tokens_a_second * cost / max(self.trust, LEAST_TRUST))
 
     def num_nodes(self, chances: Sequence[Sequence[float]]) -> int:

@@ -102,6 +102,15 @@ def test_the_floor_rises_with_what_a_node_costs_and_falls_with_what_guesses_are_
     assert budget.floor(1) > at_first, "guesses that never come true must be surer to pay"
 
 
+@pytest.mark.parametrize("costs", [STEEP, {1: 26.0, 2: 26.8, 4: 28.5, 5: 31.7, 8: 49.0, 16: 75.0}, {1: 1.0, 7: 1.6}])
+def test_the_floor_leaves_out_nothing_that_would_be_drafted(costs: dict[int, float]) -> None:
+    budget = Budget(6, Pace(costs))
+    for falling in range(1, 100):
+        chances = [0.9 * (falling / 100) ** place for place in range(6)]
+        drafted = chances[: budget._best(budget.pace, [chances], 6)]
+        assert all(chance >= budget.floor(1) for chance in drafted)
+
+
 def test_rows_share_a_step_and_its_cost() -> None:
     flat_then_steep = {1: 1.0, 2: 1.01, 4: 1.02, 5: 3.0}
     assert Budget(3, Pace(flat_then_steep)).num_nodes([[0.5, 0.4, 0.3]]) == 3
