@@ -75,8 +75,7 @@ def test_each_recipe_loads_and_says_what_it_is(name: str) -> None:
     recipe, header = load_recipe(file, surroundings={}), read_header(file.read_text())
     assert header.what
     said = {field: getattr(header, field) for field in FIELDS}
-    if name != "smollm2-135m":  # made before cost and result were part of a header
-        assert all(said.values()), said
+    assert all(said.values()), said
     command = shlex.split(said["command"])
     assert command[:3] == ["medusa", "train-heads", "-c"]
     assert find_recipe(command[3]).samefile(file)

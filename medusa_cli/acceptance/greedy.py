@@ -4,6 +4,7 @@ from torch import Tensor
 
 from medusa_cli.acceptance.path import verdict_from
 from medusa_cli.contracts import Draft, Uniform, Verdict
+from medusa_cli.kernels.argmax import argmax
 
 
 class Greedy:
@@ -13,8 +14,8 @@ class Greedy:
 
     def first(self, logits_BV: Tensor, uniform: Uniform | None = None) -> Tensor:
         """The best token of each row."""
-        return logits_BV.argmax(-1)
+        return argmax(logits_BV)
 
     def accept(self, draft: Draft, logits_BNV: Tensor, uniform: Uniform | None = None) -> Verdict:
         """The longest path of best tokens, and the best token after it."""
-        return verdict_from(draft, logits_BNV.argmax(-1))
+        return verdict_from(draft, argmax(logits_BNV))
