@@ -15,7 +15,7 @@ ARM_KEYS = [
 ]  # fmt: skip
 KEYS = [
     "model", "dtype", "device", "runner", "threads", "arms", "speedup", "speedup_spread", "identical", "divergences",
-    "verdict",
+    "verdict", "run",
 ]  # fmt: skip
 
 
