@@ -87,6 +87,7 @@ def _committed(target: Target, context: int, most_nodes: int) -> int:
     return context if limit is None else min(context, limit - most_nodes)
 
 
+@torch.inference_mode()
 def random_cache(target: Target, context: int, room: int) -> TreeCache:
     """A cache whose one row holds `context` tokens of random keys and values, with room for `room` nodes after them."""
     cache = target.new_cache(1, context + room)
