@@ -121,7 +121,8 @@ class KeptTrials:
         if len(whole) < len(content):
             os.truncate(self._file, len(whole))
 
-    def __len__(self) -> int:
+    @property
+    def num_replies(self) -> int:
         """Replies that are there."""
         return sum(map(len, self._held.values()))
 

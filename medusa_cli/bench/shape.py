@@ -23,6 +23,7 @@ from medusa_cli.bench.contexts import costs_by_context
 from medusa_cli.bench.origin import origin_here
 from medusa_cli.bench.report import Table, markdown
 from medusa_cli.errors import FormatError, MedusaError, TargetError
+from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target.clock import now
 from medusa_cli.target.context_cost import weight_bytes
@@ -32,7 +33,7 @@ from medusa_cli.target.model import Target
 PROGRAM = "python -m medusa_cli.bench.shape"
 NODES, CONTEXTS = (1, 32, 64), (128, 2048, 8192)
 _POSITIONS = 16_384  # random weights have no context they were trained on
-_GIB = 2**30
+_MIB = 2**20
 # hidden, inner, layers, query heads, key heads, vocabulary
 SHAPES = {
     "llama-7b": (4096, 11_008, 32, 32, 32, 32_000),
@@ -108,7 +109,7 @@ def measured(asked: Asked) -> Document:
     ]
     return Document(
         shape=asked.shape,
-        parameters=sum(parameter.numel() for parameter in target.model.parameters()),
+        parameters=_numbers(target),
         dtype=target.dtype_name,
         device=str(target.device),
         runner=target.identity.runner,
@@ -121,6 +122,13 @@ def measured(asked: Asked) -> Document:
         steps=steps,
         verdict=verdict(steps),
     )
+
+
+def _numbers(target: Target) -> int:
+    """Numbers of the model; layers that were laid out anew hold theirs as no parameters."""
+    packed = [module for module in target.model.modules() if isinstance(module, PackedLinear)]
+    plain = sum(parameter.numel() for parameter in target.model.parameters())
+    return plain + sum(layer.in_features * layer.out_features for layer in packed)
 
 
 def gpu_or(device: str) -> torch.device:
@@ -181,7 +189,7 @@ def verdict(steps: Sequence[Step]) -> str:
 
 def table(document: Document) -> Table:
     """A row for each context and number of nodes."""
-    headers = ("context", "nodes", "ms a step", "to 1 node", "to reading once", "cache, GiB")
+    headers = ("context", "nodes", "ms a step", "to 1 node", "to reading once", "cache, MiB")
     rows = [
         (
             str(step.context),
@@ -189,7 +197,7 @@ def table(document: Document) -> Table:
             f"{1000 * step.seconds:.2f}",
             f"{step.to_one_node:.2f}x",
             f"{step.to_reading_once:.2f}x",
-            f"{document.cache_bytes[step.context] / _GIB:.2f}",
+            f"{document.cache_bytes[step.context] / _MIB:,.1f}",
         )
         for step in document.steps
     ]
@@ -199,9 +207,9 @@ def table(document: Document) -> Table:
 def in_words(document: Document) -> str:
     """What was measured, on what, when: one line."""
     return (
-        f"{document.shape} shape, {document.parameters / 1e9:.2g} G random weights in {document.dtype} on "
+        f"{document.shape} shape, {document.parameters:,} random weights in {document.dtype} on "
         f"{document.machine} ({document.device}, {document.date[:10]}): runner {document.runner}, attention "
-        f"{document.attention}; a step reads {document.weight_bytes / _GIB:.3g} GiB of weights, and a copy moves "
+        f"{document.attention}; a step reads {document.weight_bytes / _MIB:,.1f} MiB of weights, and a copy moves "
         f"{document.bandwidth / 1e9:.3g} GB/s."
     )
 

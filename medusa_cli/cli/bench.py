@@ -230,7 +230,7 @@ def measure(
         memory = KeptTrials(folder.path, rows)
     plan = Plan(asked.num_warmups, asked.repeats, bench.stop, asked.batch_size)
     replies = (min(asked.num_warmups, len(rows)) + asked.repeats * len(rows)) * len(bench.arms)
-    with console.progress("bench", replies, len(memory) if memory else 0) as bar:
+    with console.progress("bench", replies, memory.num_replies if memory else 0) as bar:
         trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, _: bar.advance(done - bar.done), memory)
     notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
     comparison = compare(trials, bench.subject, bench.setup.dtype, bench.logits_after)

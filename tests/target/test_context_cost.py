@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from medusa_cli.contracts import Draft
+from medusa_cli.contracts import Draft, Seen
 from medusa_cli.errors import TargetError
 from medusa_cli.target import context_cost
+from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.context_cost import measure_contexts, random_cache, read_bytes, weight_bytes
 from medusa_cli.trees.tree import TokenTree
 from tests.tiny_models import quantised_model, target_of, tiny_model
@@ -40,11 +41,12 @@ def test_every_context_is_measured_with_its_own_length_in_turn(monkeypatch: pyte
     target = target_of(tiny_model("llama"))
     seen = []
     real = target.verify
-    monkeypatch.setattr(
-        target,
-        "verify",
-        lambda draft, cache: seen.append((cache.lengths[0], draft.tree.num_nodes)) or real(draft, cache),
-    )
+
+    def verify(draft: Draft, cache: TreeCache) -> Seen:
+        seen.append((cache.lengths[0], draft.tree.num_nodes))
+        return real(draft, cache)
+
+    monkeypatch.setattr(target, "verify", verify)
     measure_contexts(target, [4, 16], [1, 3], rounds=2)
     assert seen == [(4, 1), (4, 3), (16, 1), (16, 3)] * 3
 
