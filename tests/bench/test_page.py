@@ -77,9 +77,8 @@ def _write(doc: Path, *files: Path, near_ties: Path | None = None) -> str:
 
 def _rows(text: str) -> dict[str, list[str]]:
     """Rows of the tables by their first cell."""
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")
-    ]
+    lines = [line.strip("|") for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
     return {first: rest for first, *rest in cells}
 
 

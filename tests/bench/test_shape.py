@@ -68,9 +68,9 @@ def _steps(*ratios: float) -> list[Step]:
 @pytest.mark.parametrize(
     ("ratios", "word"),
     [
-        ((1.1, 1.4), "guesses are cheap here"),
-        ((1.6, 3.0), "guesses are dear here"),
-        ((1.1, 3.0), "at some contexts only"),
+        ((1.1, 1.4), "are cheap here"),
+        ((1.6, 3.0), "are dear here"),
+        ((1.1, 3.0), "at some contexts"),
     ],
 )
 def test_the_verdict_says_whether_many_nodes_cost_little_more_than_one(ratios: tuple[float, ...], word: str) -> None:
