@@ -164,7 +164,8 @@ def _costs_here(
     from medusa_cli.target import costs
     from medusa_cli.trees.worth import KnownCost
 
-    belongs, by_context = _belongs(folder), []
+    belongs = _belongs(folder)
+    by_context: list[ContextCost] = []
     if measure:
         known, by_context = _measure(settings, belongs, contexts)
     else:

@@ -123,7 +123,7 @@ def weight_bytes(target: Target) -> int:
     return sum(_layer_bytes(layer) for layer in layers) + sum(map(_bytes, small))
 
 
-def _layer_bytes(layer: nn.Module) -> int:
+def _layer_bytes(layer: nn.Linear | PackedLinear) -> int:
     """Of one linear layer, as it is held for few rows."""
     bias = 0 if layer.bias is None else _bytes(layer.bias)
     if isinstance(layer, BlockLinear):

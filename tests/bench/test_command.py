@@ -274,3 +274,19 @@ def test_the_document_says_when_where_and_how_it_was_measured(world: World, file
     }  # fmt: skip
     assert (run["num_prompts"], run["max_new_tokens"], run["batch_size"], run["repeats"]) == (4, 128, 1, 2)
     assert set(run["versions"]) == {"medusa", "python", "torch", "transformers"}
+
+
+def test_warm_ups_repeats_and_the_number_of_prompts_are_what_every_arm_runs(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = FakeArm.generate, []
+
+    def counted(arm: FakeArm, prompts: Sequence[list[int]]) -> list[Reply]:
+        calls.append(arm.name)
+        return real(arm, prompts)
+
+    monkeypatch.setattr(FakeArm, "generate", counted)
+    done = _run("--prompts", file, "--num-warmups", 3, "--repeats", 2, "--num-prompts", 2, "--json")
+    assert {name: calls.count(name) for name in calls} == {"medusa": 3 + 2 * 2, "greedy": 3 + 2 * 2}
+    assert [row["id"] for row in done.document["arms"]["medusa"]["results"]] == ["q0", "q2"]
+    assert done.document["arms"]["greedy"]["duration"] == pytest.approx(2 * 2 * 2.0), "warm-ups aren't counted"

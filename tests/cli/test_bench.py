@@ -100,3 +100,40 @@ def test_other_drafters_are_arms_and_subjects(bench) -> None:
     assert set(report["speedup"]) == {"medusa", "ngram", "greedy"}
     assert all(one == {"same": 3, "of": 3} for one in report["identical"].values())
     assert report["arms"]["mixed"]["tokens_per_step"] > 1
+
+
+def test_prompt_lookup_of_transformers_is_an_arm_and_a_picture_shows_it(bench, tmp_path: Path) -> None:
+    picture = tmp_path / "bench.svg"
+    done = bench("--compare", "greedy,hf-prompt-lookup@float32", "--repeats", 2, "--plot", picture, "--json")
+    assert done.code == 0, done.err
+    lookup = done.document["arms"]["hf-prompt-lookup@float32"]
+    assert done.document["identical"]["hf-prompt-lookup@float32"] == {"same": 3, "of": 3}
+    assert lookup["spec_decode_num_drafts"] > 0
+    assert picture.stat().st_size > 5_000
+
+
+def test_a_bench_that_was_killed_goes_on_with_the_same_text(bench, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    whole = bench("-o", folder, "--json").document
+    # as a kill in the middle of the last batch leaves it
+    (folder / "bench.json").unlink()
+    (folder / "trials.jsonl").write_bytes((folder / "trials.jsonl").read_bytes()[:-30])
+    done = bench("-o", folder, "--json")
+    assert done.code == 0, done.err
+    texts = [[row["token_ids"] for row in arm["results"]] for arm in done.document["arms"].values()]
+    assert texts == [[row["token_ids"] for row in arm["results"]] for arm in whole["arms"].values()]
+    assert done.document["run"]["date"] == whole["run"]["date"]
+    assert done.document["identical"] == whole["identical"]
+
+
+def test_heads_trained_anew_in_the_same_folder_are_another_bench(bench, trained, tmp_path: Path) -> None:
+    assert bench("-o", tmp_path / "kept", "--num-prompts", 1).code == 0
+    tree = trained.folder / "tree.json"
+    before = tree.read_text()
+    tree.write_text(before + "\n")
+    try:
+        done = bench("-o", tmp_path / "kept", "--num-prompts", 1)
+    finally:
+        tree.write_text(before)
+    assert done.code == 1
+    assert "is a bench with other settings: heads" in done.err
