@@ -12,7 +12,7 @@ import re
 import statistics
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from medusa_cli.atomic import write_atomically
@@ -74,6 +74,7 @@ def _setup_table(found: Sequence[Column]) -> Table:
         ("machine", _listed(run.machine for run in runs)),
         ("versions", _listed(versions)),
         ("model", _listed(f"{one.model}, {one.dtype} on {one.device}, {one.threads} threads" for one in firsts)),
+        ("prompt set", _listed(f"{run.num_prompts} prompts, hash {run.prompts}" for run in runs)),
         ("budget", _listed(f"{run.max_new_tokens} new tokens, greedy, batch {run.batch_size}" for run in runs)),
     ]
     return Table(("what", "value"), rows)
@@ -153,11 +154,12 @@ def placed(text: str, sections: Mapping[str, str], page: Path) -> str:
     for name, section in sections.items():
         begin, end = f"<!-- bench:begin {name} -->", f"<!-- bench:end {name} -->"
         lines = re.compile(rf"^{re.escape(begin)}\n.*?^{re.escape(end)}$", re.MULTILINE | re.DOTALL)
-        if text.count(begin) != 1 or text.count(end) != 1 or not lines.search(text):
+        found = lines.search(text)
+        if text.count(begin) != 1 or text.count(end) != 1 or not found:
             raise FormatError(
                 f"{page} has no place for the part '{name}'", f"add two lines, once each: {begin} and {end}"
             )
-        text = lines.sub(lambda _, made=f"{begin}\n{section}\n{end}": made, text)  # type: ignore[misc]
+        text = f"{text[: found.start()]}{begin}\n{section}\n{end}{text[found.end() :]}"
     return text
 
 
@@ -167,21 +169,15 @@ def write_page(files: Sequence[Path], page: Path, near_ties: Path | None) -> lis
     if len(shapes) > 1:
         raise FormatError(f"{shapes[0]} and {shapes[1]} both are measurements of a shape", "name one of them")
     results: list[tuple[Path, Result]] = [(file, read_result(file)) for file in files if file not in shapes]
-    sections, ties = {}, ""
-    if results:
-        found = columns(results)
-        ties = near_ties_csv(found)
-        link = near_ties and near_ties.absolute().is_relative_to(page.absolute().parent)
-        sections["speed"] = speed_section(
-            found, str(near_ties.absolute().relative_to(page.absolute().parent)) if near_ties and link else None
-        )
+    found = columns(results)
+    sections = {"speed": speed_section(found, _link(near_ties, page))} if found else {}
     if shapes:
         sections["gpu"] = shape.section(shape.read_document(shapes[0]))
     try:
         text = page.read_text(encoding="utf-8")
         changed = placed(text, sections, page)
-        if near_ties and results:
-            write_atomically(near_ties, ties)
+        if near_ties and found:
+            write_atomically(near_ties, near_ties_csv(found))
         if changed != text:
             write_atomically(page, changed)
     except OSError as error:
@@ -189,6 +185,14 @@ def write_page(files: Sequence[Path], page: Path, near_ties: Path | None) -> lis
             f"can't write {error.filename or page}: {error.strerror}", "name a page with --page"
         ) from error
     return list(sections)
+
+
+def _link(file: Path | None, page: Path) -> str | None:
+    """What the file is called on the page; None for one outside the page's folder, which a clone would lack."""
+    folder = page.absolute().parent
+    if file is None or not file.absolute().is_relative_to(folder):
+        return None
+    return str(file.absolute().relative_to(folder))
 
 
 def _same(one: Column, arm: str) -> str:
@@ -216,9 +220,9 @@ def _figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
-def _listed(texts: object) -> str:
+def _listed(texts: Iterable[str]) -> str:
     """Different texts, once each."""
-    return "; ".join(dict.fromkeys(texts))  # type: ignore[call-overload]
+    return "; ".join(dict.fromkeys(texts))
 
 
 def _fill(text: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from medusa_cli.bench import page
 from tests.cli.harness import Done, run_here
 
 ARM_KEYS = [
@@ -124,6 +125,23 @@ def test_a_bench_that_was_killed_goes_on_with_the_same_text(bench, tmp_path: Pat
     assert texts == [[row["token_ids"] for row in arm["results"]] for arm in whole["arms"].values()]
     assert done.document["run"]["date"] == whole["run"]["date"]
     assert done.document["identical"] == whole["identical"]
+
+
+def test_what_real_benches_kept_becomes_the_page_the_same_each_time(bench, tmp_path: Path) -> None:
+    folders = [tmp_path / "heads", tmp_path / "ngram"]
+    assert bench("-o", folders[0], "--compare", "greedy,hf-greedy@float32").code == 0
+    assert bench("-o", folders[1], "--drafter", "ngram", "--compare", "greedy").code == 0
+    doc = tmp_path / "page.md"
+    doc.write_text("by hand\n<!-- bench:begin speed -->\n<!-- bench:end speed -->\nby hand too\n")
+    page.write_page(folders, doc, None)
+    once = doc.read_text()
+    assert once.startswith("by hand\n")
+    assert once.endswith("\nby hand too\n")
+    assert "| what | medusa, packed | ngram, packed |" in once
+    assert "| replies equal to `greedy` | 3 of 3 | 3 of 3 |" in once
+    assert "| replies equal to `hf-greedy@float32` | 3 of 3 | |" in once
+    page.write_page(folders, doc, None)
+    assert doc.read_text() == once
 
 
 def test_heads_trained_anew_in_the_same_folder_are_another_bench(bench, trained, tmp_path: Path) -> None:
