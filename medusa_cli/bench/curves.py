@@ -49,8 +49,8 @@ def _whose(cost: KnownCost) -> str:
     """Where the costs were measured."""
     if cost.source == "heads":
         return "costs measured where the heads were trained"
-    day = (cost.date or "")[:10]
-    return f"costs measured here on {day}, runner {cost.runner}, {cost.dtype}, {cost.threads} threads"
+    day, threads = (cost.date or "")[:10], f"{cost.threads} thread{'s' if cost.threads != 1 else ''}"
+    return f"costs measured here on {day}, runner {cost.runner}, {cost.dtype}, {threads}"
 
 
 def _contexts(axes: Any, costs: Sequence[ContextCost]) -> None:

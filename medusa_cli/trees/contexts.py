@@ -75,7 +75,7 @@ def _sentences(costs: Sequence[ContextCost]) -> list[str]:
     for nodes in sorted(costs[0].seconds):
         added = growth(costs, nodes)
         speed = added.bytes_per_second
-        rate = f": {speed / 1e9:.1f} GB/s" if speed else ""
+        rate = f": {speed / 1e9:.3g} GB/s" if speed else ""
         said.append(
             f"{_nodes(nodes)}: {costs[-1].context} tokens take {1000 * added.seconds:.2f} ms more than "
             f"{costs[0].context}, and read {added.cache_bytes / _MIB:.1f} MiB more{rate}."

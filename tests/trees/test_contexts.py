@@ -30,7 +30,7 @@ def test_a_cost_that_grows_as_the_bytes_do_lies_on_the_line() -> None:
 def test_what_the_longest_context_adds_is_told_with_the_speed_it_is_read_at() -> None:
     assert growth(COSTS, 1).bytes_per_second == pytest.approx(120 * MIB / 0.015)
     text = to_text(COSTS)
-    assert "1 node: 2048 tokens take 15.00 ms more than 128, and read 120.0 MiB more: 8.4 GB/s." in text
+    assert "1 node: 2048 tokens take 15.00 ms more than 128, and read 120.0 MiB more: 8.39 GB/s." in text
     assert "9 nodes: 2048 tokens take 12.00 ms more than 128, and read 120.0 MiB more: 10.5 GB/s." in text
 
 
