@@ -128,16 +128,18 @@ def test_a_bench_that_was_killed_goes_on_with_the_same_text(bench, tmp_path: Pat
 
 
 def test_what_real_benches_kept_becomes_the_page_the_same_each_time(bench, tmp_path: Path) -> None:
-    folders = [tmp_path / "heads", tmp_path / "ngram"]
+    folders = [tmp_path / "heads", tmp_path / "mixed"]
     assert bench("-o", folders[0], "--compare", "greedy,hf-greedy@float32").code == 0
-    assert bench("-o", folders[1], "--drafter", "ngram", "--compare", "greedy").code == 0
+    done = bench("-o", folders[1], "--drafter", "mixed", "--compare", "greedy", "--json")
+    assert done.code == 0, done.err
     doc = tmp_path / "page.md"
     doc.write_text("by hand\n<!-- bench:begin speed -->\n<!-- bench:end speed -->\nby hand too\n")
     page.write_page(folders, doc, None)
     once = doc.read_text()
     assert once.startswith("by hand\n")
     assert once.endswith("\nby hand too\n")
-    assert "| what | medusa, packed | ngram, packed |" in once
+    runner = done.document["runner"]
+    assert f"| what | medusa, {runner} | mixed, {runner} |" in once
     assert "| replies equal to `greedy` | 3 of 3 | 3 of 3 |" in once
     assert "| replies equal to `hf-greedy@float32` | 3 of 3 | |" in once
     page.write_page(folders, doc, None)
