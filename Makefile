@@ -3,8 +3,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?= -q
-# a .jsonl file of prompts for `make bench`; empty: the packaged ones
+# `make bench`: a .jsonl file of prompts (empty: the packaged ones), the runner, and where replies are kept; a bench that
+# was stopped goes on there, another runner becomes another column, and another folder measures anew
 PROMPTS ?=
+RUNNER ?= compiled
+BENCH ?= runs/bench
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -13,7 +16,7 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench bench-writing exactness fuzz map docs clean
+.PHONY: help setup demo test lint type bench bench-gpu bench-writing exactness fuzz map docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,8 +50,17 @@ lint: setup ## ruff: rules and format
 type: setup ## mypy
 	$(BIN)/mypy
 
-bench: setup ## the table of docs/benchmarks.md; PROMPTS=file.jsonl for other prompts
-	$(MEDUSA) bench --compare greedy,hf-greedy $(if $(PROMPTS),--prompts $(PROMPTS))
+bench: setup ## measure, then write the table of docs/benchmarks.md; PROMPTS=file.jsonl RUNNER=blocks BENCH=folder
+	@echo '== heads and n-grams, nodes as they pay, against plain decoding and transformers'
+	$(MEDUSA) bench --runner $(RUNNER) --compare greedy,hf-greedy $(if $(PROMPTS),--prompts $(PROMPTS)) -o $(BENCH)/mixed-$(RUNNER)
+	@echo '== the heads alone in their tree'
+	$(MEDUSA) bench --runner $(RUNNER) --drafter medusa --speculate on --compare greedy $(if $(PROMPTS),--prompts $(PROMPTS)) -o $(BENCH)/heads-$(RUNNER)
+	@echo '== the table'
+	$(BIN)/python -m medusa_cli.bench.page $(BENCH)/*/bench.json
+
+bench-gpu: setup ## on a GPU: a 7B llama shape of random weights, by nodes and context, into docs/benchmarks.md
+	$(BIN)/python -m medusa_cli.bench.shape --output-json runs/bench-gpu.json
+	$(BIN)/python -m medusa_cli.bench.page runs/bench-gpu.json
 
 bench-writing: setup ## the data stage's writer against transformers' batched generate
 	$(BIN)/python -m medusa_cli.produce.versus

@@ -39,6 +39,7 @@ class Bench:
     make_room      told of the prompts and how many are written at once before any runs; DataError when their cache
                    can't fit into memory
     notes          sentences about settings that had to be made alike
+    fingerprint    of the target's weights
     """
 
     subject: str
@@ -52,6 +53,7 @@ class Bench:
     make_room: Callable[[Sequence[Sequence[int]], int], None]
     clock: Callable[[], float]
     notes: Sequence[str]
+    fingerprint: str
 
 
 def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> Bench:
@@ -92,6 +94,7 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         make_room=make_room,
         clock=lambda: now(target.device),
         notes=sorted(notes),
+        fingerprint=target.fingerprint,
     )
 
 

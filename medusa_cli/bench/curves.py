@@ -7,41 +7,67 @@ from typing import Any
 from medusa_cli.bench.plotting import COLOURS, QUIET, check_plot_file, frame, new_figure, save
 from medusa_cli.errors import TreeError
 from medusa_cli.trees.build import Choice
-from medusa_cli.trees.worth import Inspection, Worth
+from medusa_cli.trees.contexts import ContextCost, as_bytes
+from medusa_cli.trees.worth import Inspection, KnownCost, Worth
 
 _GAIN, _COST, _BEST = COLOURS[0], COLOURS[6], COLOURS[4]
 _FAR = 2.0  # times all gains: a dearer cost leaves the picture
 
 
-def check_curves(inspection: Inspection, file: Path) -> None:
-    """Raise before a model is loaded: DataError and MissingExtra as `check_plot_file`, TreeError without heads."""
+def check_curves(inspection: Inspection, file: Path, *, contexts: bool = False) -> None:
+    """Raise before a model is loaded: DataError and MissingExtra as `check_plot_file`, TreeError without heads.
+
+    contexts   costs by context will be there to draw, for which no heads are needed
+    """
     check_plot_file(file)
-    if inspection.measured is None:
+    if inspection.measured is None and not contexts:
         raise TreeError("there is no gain to draw: no heads are at hand", "name some with --heads")
 
 
 def draw(inspection: Inspection, file: Path) -> None:
     """Write the picture; the ending of `file` picks the format. Raises TreeError where no cost is known."""
     check_plot_file(file)
-    if inspection.known_cost is None:
+    cost, choice = inspection.known_cost, inspection.choice
+    if cost is None:
         raise TreeError("there is no cost to draw: none was measured", "add --measure: what a step costs here")
-    choice, cost = inspection.choice, inspection.known_cost
-    assert choice is not None
-    assert cost is not None
-    figure = new_figure(11, 4.8)
-    left, right = figure.subplots(1, 2)
-    rows = inspection.shown
-    _gain_and_cost(left, inspection, rows, choice)
-    _speedup(right, rows, choice)
-    whose = (
-        f"costs measured here on {(cost.date or '')[:10]}, runner {cost.runner}, {cost.dtype}, {cost.threads} threads"
-        if cost.source == "here"
-        else "costs measured where the heads were trained"
-    )
-    best = f"best: {_nodes(choice)}, {choice.speedup:.2f}x" if choice.size else "best: none, no tree pays"
-    figure.suptitle(f"{best} · {whose}", fontsize=12)
+    panels = (2 if choice else 0) + (1 if inspection.contexts else 0)
+    figure = new_figure(5.5 * panels, 4.8)
+    places = list(figure.subplots(1, panels, squeeze=False)[0])
+    title = [_whose(cost)]
+    if choice:
+        _gain_and_cost(places[0], inspection, inspection.shown, choice)
+        _speedup(places[1], inspection.shown, choice)
+        title.insert(0, f"best: {_nodes(choice)}, {choice.speedup:.2f}x" if choice.size else "best: none, no tree pays")
+    if inspection.contexts:
+        _contexts(places[-1], inspection.contexts)
+    figure.suptitle((" · " if panels > 1 else "\n").join(title), fontsize=12 if panels > 1 else 9)
     figure.get_layout_engine().set(h_pad=0.12, w_pad=0.12)
     save(figure, file)
+
+
+def _whose(cost: KnownCost) -> str:
+    """Where the costs were measured."""
+    if cost.source == "heads":
+        return "costs measured where the heads were trained"
+    day, threads = (cost.date or "")[:10], f"{cost.threads} thread{'s' if cost.threads != 1 else ''}"
+    return f"costs measured here on {day}, runner {cost.runner}, {cost.dtype}, {threads}"
+
+
+def _contexts(axes: Any, costs: Sequence[ContextCost]) -> None:
+    """Milliseconds of a step by the tokens before it, and the line they would follow if they grew as the bytes do."""
+    places = [cost.context for cost in costs]
+    for number, nodes in enumerate(sorted(costs[0].seconds)):
+        times = [1000 * cost.seconds[nodes] for cost in costs]
+        even = [1000 * seconds for seconds in as_bytes(costs, nodes)]
+        colour, label = COLOURS[(6, 0, 4)[number % 3]], f"{nodes} node{'s' if nodes > 1 else ''}"
+        axes.plot(places, even, color=colour, linestyle="--", linewidth=1.2)
+        axes.plot(places, times, "o", color=colour, markersize=5, label=label)
+    axes.plot([], [], color=QUIET, linestyle="--", linewidth=1.2, label="as the cache's bytes grow")
+    axes.set_ylim(0.0, 1.2 * max(1000 * max(cost.seconds.values()) for cost in costs))
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    frame(axes, "Cost by context", "tokens before the step", grid="both")
+    axes.set_ylabel("milliseconds a step", color=QUIET)
 
 
 def _gain_and_cost(axes: Any, inspection: Inspection, rows: Sequence[Worth], choice: Choice) -> None:

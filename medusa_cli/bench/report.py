@@ -243,3 +243,9 @@ def _tokens_per_step(trials: Sequence[Trial]) -> float | None:
 def _ratio(above: float | None, below: float | None) -> float | None:
     """A quotient, or None where it means nothing."""
     return above / below if above is not None and below else None
+
+
+def markdown(table: Table) -> str:
+    """The table as Markdown."""
+    lines = [table.headers, ["---"] * len(table.headers), *table.rows]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)

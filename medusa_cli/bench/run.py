@@ -5,6 +5,7 @@ This file knows no model: an arm is anything with a name and a generate().
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from medusa_cli.bench.arms import Arm, Reply, StopRule
 from medusa_cli.bench.prompt_set import BenchPrompt
@@ -36,35 +37,55 @@ class Trial:
     share: float
 
 
+class Memory(Protocol):
+    """Batches that an earlier run measured, and where those of this one go."""
+
+    def held(self, repeat: int, batch: int) -> list[Trial] | None:
+        """What every arm wrote for this batch; None when it isn't there yet."""
+
+    def keep(self, repeat: int, batch: int, trials: Sequence[Trial]) -> None:
+        """Add a batch that every arm has written."""
+
+
 def run_bench(
     arms: Sequence[Arm],
     prompts: Sequence[BenchPrompt],
     plan: Plan,
     clock: Callable[[], float],
     progress: Callable[[int, int], None],
+    memory: Memory | None = None,
 ) -> list[Trial]:
     """Every arm on every prompt, `plan.repeats` times.
 
     The order of the arms turns by one with each batch and each repeat, so that each arm is first, second, … about
     equally often, and a machine that slows down slows all arms alike.
     progress   called with (replies done, replies in all), warm-ups included
+    memory     its batches aren't run again, and where all are there nothing is; without one, nothing is kept
     Raises DataError before any forward when a prompt leaves no room for a reply.
     """
     for prompt in prompts:
         plan.stop.budget(len(prompt.ids))
-    warmups = [prompts[n % len(prompts)] for n in range(plan.num_warmups if prompts else 0)]
-    total, done = (len(warmups) + plan.repeats * len(prompts)) * len(arms), 0
+    batches = _batches(prompts, plan.batch_size)
+    places = [(repeat, number) for repeat in range(plan.repeats) for number in range(len(batches))]
+    held = {place: trials for place in places if (trials := memory.held(*place) if memory else None)}
+    warmups = [prompts[n % len(prompts)] for n in range(plan.num_warmups if len(held) < len(places) else 0)]
+    total = (len(warmups) + plan.repeats * len(prompts)) * len(arms)
+    done = sum(map(len, held.values()))
     for batch in _batches(warmups, plan.batch_size):
         for arm in arms:
             arm.generate([list(prompt.ids) for prompt in batch])
             progress(done := done + len(batch), total)
-    trials = []
-    for repeat in range(plan.repeats):
-        for number, batch in enumerate(_batches(prompts, plan.batch_size)):
-            for arm in _turned(arms, number + repeat):
-                trials += _trials(arm, batch, repeat, plan.stop, clock)
-                progress(done := done + len(batch), total)
-    return trials
+    for repeat, number in places:
+        if (repeat, number) in held:
+            continue
+        trials = []
+        for arm in _turned(arms, number + repeat):
+            trials += _trials(arm, batches[number], repeat, plan.stop, clock)
+            progress(done := done + len(batches[number]), total)
+        if memory:
+            memory.keep(repeat, number, trials)
+        held[repeat, number] = trials
+    return [trial for place in places for trial in held[place]]
 
 
 def _batches(prompts: Sequence[BenchPrompt], size: int) -> list[Sequence[BenchPrompt]]:

@@ -1,9 +1,11 @@
 """`medusa bench`: the same prompts through several arms, interleaved and warm; table, picture, verdict, gates."""
 
 import difflib
+import hashlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +16,11 @@ from medusa_cli.cli.console import Console, GateFailed
 from medusa_cli.errors import DataError
 
 if TYPE_CHECKING:
+    from medusa_cli.assemble import DrafterChoice
     from medusa_cli.bench.build import Bench
+    from medusa_cli.bench.kept import BenchFolder
+    from medusa_cli.bench.prompt_set import Question
+    from medusa_cli.recipe import TargetSettings
 
 OURS = ("greedy", "medusa", "hydra", "ngram", "mixed")
 ARMS = (*OURS, "hf-greedy", "hf-prompt-lookup", "llama-cpp")
@@ -55,6 +61,15 @@ def command(
         bool, typer.Option("--allow-random-prompts", help="measure even when prompts look like random tokens")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="draw a .png, .svg or .pdf")] = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-dir",
+            "-o",
+            metavar="FOLDER",
+            help="keep every reply here as it is measured, and the report; a run that was stopped goes on",
+        ),
+    ] = None,
     model: options.Model = None,
     heads: options.Heads = None,
     tree: options.Tree = None,
@@ -83,8 +98,10 @@ def command(
     _check_usage(names, batch_size, min_speedup)
     from medusa_cli.assemble import DrafterChoice, check_choice
     from medusa_cli.bench.build import build_arms
+    from medusa_cli.bench.kept import BenchFolder
     from medusa_cli.bench.picture import draw
     from medusa_cli.bench.plotting import check_plot_file
+    from medusa_cli.bench.prompt_set import pick, read_questions
     from medusa_cli.bench.verdict import failed_gates
     from medusa_cli.recipe import load_recipe
 
@@ -95,11 +112,14 @@ def command(
     )
     recipe = load_recipe(config, overrides or (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    asked = Asked(prompts or DEFAULT_PROMPTS, num_prompts, num_warmups, repeats, batch_size, allow_random_prompts)
+    questions = pick(read_questions(prompts or DEFAULT_PROMPTS), num_prompts)
+    asked = Asked(questions, num_warmups, repeats, batch_size, max_new_tokens, allow_random_prompts)
     shaped = tree is not None or tree_size is not None or speculate == "on"
     choice = DrafterChoice(drafter or ("medusa" if shaped else "mixed"), heads, tree, tree_size, speculate)
     check_choice(choice, recipe.target.model)
-    report = measure(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), console)
+    folder = BenchFolder(output_dir, identity(asked, recipe.target, choice, names)) if output_dir else None
+    with folder.to_itself() if folder else nullcontext():
+        report = _report(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), folder, console)
     _show(report, console)
     console.print_json(report, output_json)
     if plot:  # last: what was measured is told even if the picture can't be written
@@ -138,43 +158,105 @@ def arm_names(text: str) -> list[str]:
 class Asked:
     """What the command line asked to be measured."""
 
-    prompts: Path
-    num_prompts: int | None
+    questions: "Sequence[Question]"
     num_warmups: int
     repeats: int
     batch_size: int
+    max_new_tokens: int
     allow_random_prompts: bool
 
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What of this the figures depend on, for the report; prompts by what they hold, wherever they lie."""
+        texts = [[question.id, question.category, question.text] for question in self.questions]
+        return {
+            "prompts": hashlib.sha256(repr(texts).encode()).hexdigest()[:16],
+            "num_prompts": len(self.questions),
+            "max_new_tokens": self.max_new_tokens,
+            "batch_size": self.batch_size,
+            "repeats": self.repeats,
+        }
 
-def measure(asked: Asked, build: "Callable[[], Bench]", console: Console) -> dict[str, Any]:
-    """Read the prompts, build the arms, run them and report. Prompts are read before any model is loaded."""
+
+def identity(asked: Asked, target: "TargetSettings", choice: "DrafterChoice", names: Sequence[str]) -> dict[str, Any]:
+    """What a folder holds the replies of; heads by what they hold. Raises FormatError for heads that aren't there."""
+    from medusa_cli.formats.places import find_heads
+
+    kind = "hydra" if choice.name == "hydra" else "medusa"
+    folder = find_heads(choice.heads, target.model, kind) if choice.name != "ngram" else None
+    files = sorted(folder.glob("*.json")) if folder else []
+    held = hashlib.sha256(b"\n".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else None
+    return {**asked.shape, **target.model_dump(mode="json"), **asdict(choice), "heads": held, "arms": list(names)}
+
+
+def _report(
+    asked: Asked, build: "Callable[[], Bench]", folder: "BenchFolder | None", console: Console
+) -> dict[str, Any]:
+    """The report that the folder has already, or of what is measured now; Ctrl-C says how to go on."""
+    if folder and folder.report:
+        console.info(f"all replies are in {folder.path} already: another --output-dir measures again")
+        return folder.report
+    try:
+        return measure(asked, build, console, folder)
+    except KeyboardInterrupt:
+        if folder:
+            console.warn(f"stopped; what was measured is in {folder.path}: the same command goes on")
+        else:
+            console.warn("stopped; nothing is kept: with --output-dir the same command goes on")
+        raise
+
+
+def measure(
+    asked: Asked, build: "Callable[[], Bench]", console: Console, folder: "BenchFolder | None"
+) -> dict[str, Any]:
+    """Build the arms, run them and report; what the folder holds isn't run again."""
+    import torch
+
     from medusa_cli.bench.compare import compare
-    from medusa_cli.bench.prompt_set import BenchPrompt, pick, random_looking, read_questions, repeated
+    from medusa_cli.bench.kept import KeptTrials
+    from medusa_cli.bench.origin import origin_here
+    from medusa_cli.bench.prompt_set import BenchPrompt
     from medusa_cli.bench.report import build_report
     from medusa_cli.bench.run import Plan, run_bench, unsteady
 
-    questions = pick(read_questions(asked.prompts), asked.num_prompts)
     bench = build()
-    notes = list(bench.notes)
-    odd = random_looking(questions, bench.plain, bench.vocab_size)
+    notes = [*bench.notes, *_odd_prompts(asked, bench)]
+    origin = origin_here(torch.device(bench.setup.device))
+    rows = [BenchPrompt(one.id, one.category, tuple(bench.encode(one.text))) for one in asked.questions]
+    bench.make_room([row.ids for row in rows], asked.batch_size)
+    memory = None
+    if folder:
+        origin = folder.claim({**asdict(bench.setup), "fingerprint": bench.fingerprint}, origin)
+        memory = KeptTrials(folder.path, rows)
+    plan = Plan(asked.num_warmups, asked.repeats, bench.stop, asked.batch_size)
+    replies = (min(asked.num_warmups, len(rows)) + asked.repeats * len(rows)) * len(bench.arms)
+    with console.progress("bench", replies, memory.num_replies if memory else 0) as bar:
+        trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, _: bar.advance(done - bar.done), memory)
+    notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
+    comparison = compare(trials, bench.subject, bench.setup.dtype, bench.logits_after)
+    report = build_report(bench.setup, trials, bench.subject, comparison, notes)
+    report["run"] = {**asdict(origin), **asked.shape}
+    if folder:
+        folder.finish(report)
+    return report
+
+
+def _odd_prompts(asked: Asked, bench: "Bench") -> list[str]:
+    """Sentences about prompts that would mislead. Raises DataError for those that look random, unless allowed."""
+    from medusa_cli.bench.prompt_set import random_looking, repeated
+
+    notes = []
+    odd = random_looking(asked.questions, bench.plain, bench.vocab_size)
     if odd:
-        warning = f"{len(odd)} of {len(questions)} prompts look like random tokens ({odd[0]}, …)"
+        warning = f"{len(odd)} of {len(asked.questions)} prompts look like random tokens ({odd[0]}, …)"
         if not asked.allow_random_prompts:
             raise DataError(
                 f"{warning}: guesses on them say nothing about real text",
                 "use prompts people write, or pass --allow-random-prompts to measure all the same",
             )
         notes.append(f"warning: {warning}; the figures don't carry over to real text.")
-    notes += [f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in repeated(questions)]
-    plan = Plan(asked.num_warmups, asked.repeats, bench.stop, asked.batch_size)
-    rows = [BenchPrompt(question.id, question.category, tuple(bench.encode(question.text))) for question in questions]
-    bench.make_room([row.ids for row in rows], asked.batch_size)
-    replies = (min(asked.num_warmups, len(rows)) + asked.repeats * len(rows)) * len(bench.arms)
-    with console.progress("bench", replies) as bar:
-        trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, total: bar.advance(done - bar.done))
-    notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
-    comparison = compare(trials, bench.subject, bench.setup.dtype, bench.logits_after)
-    return build_report(bench.setup, trials, bench.subject, comparison, notes)
+    doubled = repeated(asked.questions)
+    return [*notes, *(f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in doubled)]
 
 
 def _show(report: dict[str, Any], console: Console) -> None:

@@ -2,7 +2,8 @@
 
 import json as json_module
 import shutil
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ from medusa_cli.trees import picture, render
 if TYPE_CHECKING:
     from medusa_cli.heads.config import MedusaConfig
     from medusa_cli.target.costs import Costs
+    from medusa_cli.trees.contexts import ContextCost
     from medusa_cli.trees.files import Measured
     from medusa_cli.trees.worth import Inspection, KnownCost
 
@@ -54,6 +56,13 @@ def command(
             "--measure", help="Load the model and measure what its steps cost here. [default: remembered costs]"
         ),
     ] = False,
+    contexts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,…",
+            help="With --measure: also after so many tokens of text, for 1 node and this tree: 128,512,2048,8192.",
+        ),
+    ] = None,
     dtype: options.Dtype = None,
     device: options.Device = None,
     runner: options.Runner = None,
@@ -66,6 +75,7 @@ def command(
     _check_usage(drawn, format, output, compare is not None, tree, tree_size, json)
     if compare and curves:
         raise typer.BadParameter("--curves draws one tree's heads; leave out --compare")
+    lengths = _lengths(contexts, measure, comparing=compare is not None)
     from medusa_cli.bench.curves import check_curves, draw
     from medusa_cli.trees import report
 
@@ -78,9 +88,9 @@ def command(
     inspections = [_inspect(folder, measured, spec, None) for spec in compare or ()]
     inspections = inspections or [_inspect(folder, measured, tree, tree_size)]
     if curves:
-        check_curves(inspections[0], curves)
-    here = _cost_here(settings, folder, measure)
-    inspections = [replace(inspection, here=here) for inspection in inspections]
+        check_curves(inspections[0], curves, contexts=bool(lengths))
+    here, costs = _costs_here(settings, folder, measure, _Contexts(lengths, inspections[0].tree.num_nodes))
+    inspections = [replace(inspection, here=here, contexts=costs) for inspection in inspections]
     width = max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
     if compare:
         a, b = inspections
@@ -124,35 +134,69 @@ def _measured(folder: Path | None) -> "Measured | None":
     return read_measured(folder) if folder else None
 
 
-def _cost_here(settings: TargetSettings, folder: Path | None, measure: bool) -> "KnownCost | None":
-    """What a step of the heads' target costs on this machine: measured now, or as an earlier run remembered it."""
+@dataclass(frozen=True)
+class _Contexts:
+    """After how many tokens steps are measured as well, and over how many nodes besides 1."""
+
+    lengths: Sequence[int]
+    num_nodes: int
+
+
+def _lengths(text: str | None, measure: bool, *, comparing: bool) -> list[int]:
+    """The lengths that `--contexts` names, ascending. Raises typer.BadParameter (exit 2)."""
+    if text is None:
+        return []
+    if not measure or comparing:
+        raise typer.BadParameter("--contexts is measured: " + ("leave out --compare" if comparing else "add --measure"))
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() and len(word) < 10 and int(word) for word in words):
+        raise typer.BadParameter(f"--contexts takes numbers of tokens by commas, 128,512,2048,8192, not {text!r}")
+    return sorted({int(word) for word in words})
+
+
+def _costs_here(
+    settings: TargetSettings, folder: Path | None, measure: bool, contexts: _Contexts
+) -> "tuple[KnownCost | None, list[ContextCost]]":
+    """What a step of the heads' target costs on this machine: measured now, or as an earlier run remembered it.
+
+    And, when it is measured, what it costs by context.
+    """
     from medusa_cli.target import costs
     from medusa_cli.trees.worth import KnownCost
 
     belongs = _belongs(folder)
+    by_context: list[ContextCost] = []
     if measure:
-        known = _measure(settings, belongs)
+        known, by_context = _measure(settings, belongs, contexts)
     else:
         wanted = {name: getattr(settings, name) for name in ("runner", "dtype", "device")}
         asked = {name: None if value == "auto" else value for name, value in wanted.items()}
         print_of = belongs.target_fingerprint if belongs else None
         fitting = costs.found(costs.Asked(settings.model, print_of, **asked))
         if not fitting:
-            return None
+            return None, []
         known = fitting[0]
-    return KnownCost("here", known.seconds, known.runner, known.dtype, known.threads, known.measured)
+    return KnownCost("here", known.seconds, known.runner, known.dtype, known.threads, known.measured), by_context
 
 
-def _measure(settings: TargetSettings, belongs: "MedusaConfig | None") -> "Costs":
-    """The costs of the model's steps, measured now and remembered. Raises HeadsMismatch for another's heads."""
+def _measure(
+    settings: TargetSettings, belongs: "MedusaConfig | None", contexts: _Contexts
+) -> "tuple[Costs, list[ContextCost]]":
+    """The costs of the model's steps, measured now and remembered; those by context are told and not remembered.
+
+    Raises HeadsMismatch for another model's heads, TargetError for a context beyond its positions, and DataError for
+    one whose cache doesn't fit into memory.
+    """
     from medusa_cli.assemble import load_target
+    from medusa_cli.bench.contexts import costs_by_context
     from medusa_cli.heads.config import check_belongs
     from medusa_cli.target.step_cost import measure_and_keep
 
     target = load_target(settings)
     if belongs:
         check_belongs(belongs, target)
-    return measure_and_keep(target)
+    by_context = costs_by_context(target, contexts.lengths, contexts.num_nodes) if contexts.lengths else []
+    return measure_and_keep(target), by_context
 
 
 def _belongs(folder: Path | None) -> "MedusaConfig | None":

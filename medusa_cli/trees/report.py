@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from medusa_cli.errors import MissingExtra
-from medusa_cli.trees import chart, render
+from medusa_cli.trees import chart, contexts, render
 from medusa_cli.trees.render import NodeInfo
 from medusa_cli.trees.tree import Path
 from medusa_cli.trees.worth import Inspection, KnownCost, Worth
@@ -27,7 +27,7 @@ def page(inspection: Inspection, width: int) -> str:
     head = [inspection.name, render.counts(inspection.nodes) + _per_depth(inspection.nodes)]
     parts = ["\n".join(head), render.to_text(inspection.nodes, width)]
     if inspection.measured is None:
-        known = [textwrap.fill(_NO_ACCURACY, width), *_costs_alone(inspection, width)]
+        known = [textwrap.fill(_NO_ACCURACY, width), *_costs_alone(inspection, width), *_contexts(inspection)]
         return "\n\n".join([*parts, *known]) + "\n"
     assert tokens is not None
     positions = "" if inspection.measured.positions is None else f"{inspection.measured.positions:,} positions of "
@@ -37,7 +37,7 @@ def page(inspection: Inspection, width: int) -> str:
         f"right. share: its part of the {tokens - 1:.2f}. Measured on {positions}{inspection.measured.source}."
     )
     worth = [textwrap.fill(legend, width), *_curves(inspection, width), _budget_text(inspection, width)]
-    return "\n\n".join([*parts, *worth]) + "\n"
+    return "\n\n".join([*parts, *worth, *_contexts(inspection)]) + "\n"
 
 
 def document(inspection: Inspection) -> dict[str, Any]:
@@ -52,6 +52,7 @@ def document(inspection: Inspection) -> dict[str, Any]:
         "measured": measured and {"positions": measured.positions, "source": measured.source},
         "step_cost": asdict(inspection.known_cost) if inspection.known_cost else None,
         "curve": [asdict(row) for row in inspection.curve],
+        "contexts": [asdict(cost) for cost in inspection.contexts],
     }
 
 
@@ -116,6 +117,11 @@ def _costs_alone(inspection: Inspection, width: int) -> list[str]:
     listed = ", ".join(f"{nodes}: {cost.ratio(nodes):.2f}x" for nodes in measured)
     text = f"cost of a step in plain steps, by nodes with the root: {listed}"
     return [textwrap.fill(text, width), textwrap.fill(provenance(inspection.known_cost), width)]
+
+
+def _contexts(inspection: Inspection) -> list[str]:
+    """The cost by context, where it was measured."""
+    return [contexts.to_text(inspection.contexts)] if inspection.contexts else []
 
 
 def provenance(cost: KnownCost) -> str:

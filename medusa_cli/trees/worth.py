@@ -1,12 +1,13 @@
 """What a tree and every size of tree gain and cost, as numbers. Prints nothing, measures nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from medusa_cli.trees import render
 from medusa_cli.trees.build import Choice, StepCost, choose_size, gain_curve, predict
+from medusa_cli.trees.contexts import ContextCost
 from medusa_cli.trees.files import Measured
 from medusa_cli.trees.render import NodeInfo
 from medusa_cli.trees.tree import TokenTree
@@ -45,13 +46,15 @@ class KnownCost:
 class Inspection:
     """A tree and what was measured of the heads that fill it. Raises TreeError when it doesn't fit these heads.
 
-    here   costs measured on this machine; None: those stored with the heads stand in
+    here      costs measured on this machine; None: those stored with the heads stand in
+    contexts  what a step costs here by the tokens before it, where that was measured; shortest first
     """
 
     name: str
     tree: TokenTree
     measured: Measured | None
     here: KnownCost | None = None
+    contexts: Sequence[ContextCost] = ()
 
     def __post_init__(self) -> None:
         if self.measured:

@@ -41,7 +41,7 @@ class World:
         ]  # fmt: skip
         return build.Bench(
             "medusa", arms, RULE, SETUP, 32_000, lambda text: [1, 2], lambda text: list(self.plain),
-            lambda ids: torch.tensor([9.0, 0.0] * 20), self.make_room, self.clock, ["note: fakes."],
+            lambda ids: torch.tensor([9.0, 0.0] * 20), self.make_room, self.clock, ["note: fakes."], "abc",
         )  # fmt: skip
 
 
@@ -203,3 +203,90 @@ def test_a_bench_of_replies_without_steps_still_draws(world: World, file: Path, 
     done = _run("--prompts", file, "--plot", tmp_path / "bench.svg")
     assert done.code == 0, done.err
     assert "no verdict" in done.out
+
+
+def test_a_folder_keeps_what_is_measured_and_an_interrupted_run_goes_on(
+    world: World, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ("--prompts", file, "--output-dir", tmp_path / "kept", "--num-warmups", 0)
+    real, calls = FakeArm.generate, []
+
+    def interrupted(arm: FakeArm, prompts: Sequence[list[int]]) -> list[Reply]:
+        calls.append(arm.name)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return real(arm, prompts)
+
+    monkeypatch.setattr(FakeArm, "generate", interrupted)
+    stopped = _run(*flags)
+    assert stopped.code == 130
+    assert f"what was measured is in {tmp_path / 'kept'}: the same command goes on" in stopped.err
+    done = _run(*flags, "--json")
+    assert done.code == 0, done.err
+    assert len(calls) == 6 + 4, "two of four prompts were written by both arms"
+    assert done.document["speedup"]["greedy"] == pytest.approx(2.0)
+    assert json.loads((tmp_path / "kept" / "bench.json").read_text()) == done.document
+
+
+def test_a_folder_that_is_complete_is_told_without_loading_a_model(world: World, file: Path, tmp_path: Path) -> None:
+    flags = ("--prompts", file, "-o", tmp_path / "kept")
+    first = _run(*flags, "--json")
+    again = _run(*flags, "--json", "--min-speedup", 9)
+    assert again.document == first.document
+    assert again.code == 3, "gates hold all the same"
+    assert len(world.built) == 1
+    assert "another --output-dir measures again" in again.err
+
+
+@pytest.mark.parametrize("flags", [("-n", 7), ("--repeats", 2), ("--compare", "ngram"), ("--runner", "eager")])
+def test_a_folder_of_another_bench_is_refused_before_a_model_is_loaded(
+    world: World, file: Path, tmp_path: Path, flags: tuple[object, ...]
+) -> None:
+    assert _run("--prompts", file, "-o", tmp_path / "kept").code == 0
+    done = _run("--prompts", file, "-o", tmp_path / "kept", *flags)
+    assert done.code == 1
+    assert "is a bench with other settings" in done.err
+    assert len(world.built) == 1
+
+
+def test_other_words_under_the_same_name_are_other_prompts(world: World, file: Path, tmp_path: Path) -> None:
+    assert _run("--prompts", file, "-o", tmp_path / "kept").code == 0
+    file.write_text(file.read_text().replace("Why 3?", "Why not 3?"))
+    assert "other settings: prompts" in _run("--prompts", file, "-o", tmp_path / "kept").err
+
+
+def test_an_interrupted_run_that_keeps_nothing_says_what_would(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(arm: FakeArm, prompts: Sequence[list[int]]) -> list[Reply]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeArm, "generate", interrupted)
+    done = _run("--prompts", file)
+    assert done.code == 130
+    assert "nothing is kept: with --output-dir the same command goes on" in done.err
+
+
+def test_the_document_says_when_where_and_how_it_was_measured(world: World, file: Path) -> None:
+    run = _run("--prompts", file, "--repeats", 2, "--json").document["run"]
+    assert set(run) == {
+        "date", "machine", "versions", "command", "prompts", "num_prompts", "max_new_tokens", "batch_size", "repeats",
+    }  # fmt: skip
+    assert (run["num_prompts"], run["max_new_tokens"], run["batch_size"], run["repeats"]) == (4, 128, 1, 2)
+    assert set(run["versions"]) == {"medusa", "python", "torch", "transformers"}
+
+
+def test_warm_ups_repeats_and_the_number_of_prompts_are_what_every_arm_runs(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = FakeArm.generate, []
+
+    def counted(arm: FakeArm, prompts: Sequence[list[int]]) -> list[Reply]:
+        calls.append(arm.name)
+        return real(arm, prompts)
+
+    monkeypatch.setattr(FakeArm, "generate", counted)
+    done = _run("--prompts", file, "--num-warmups", 3, "--repeats", 2, "--num-prompts", 2, "--json")
+    assert {name: calls.count(name) for name in calls} == {"medusa": 3 + 2 * 2, "greedy": 3 + 2 * 2}
+    assert [row["id"] for row in done.document["arms"]["medusa"]["results"]] == ["q0", "q2"]
+    assert done.document["arms"]["greedy"]["duration"] == pytest.approx(2 * 2 * 2.0), "warm-ups aren't counted"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from medusa_cli.bench import page
 from tests.cli.harness import Done, run_here
 
 ARM_KEYS = [
@@ -15,7 +16,7 @@ ARM_KEYS = [
 ]  # fmt: skip
 KEYS = [
     "model", "dtype", "device", "runner", "threads", "arms", "speedup", "speedup_spread", "identical", "divergences",
-    "verdict",
+    "verdict", "run",
 ]  # fmt: skip
 
 
@@ -100,3 +101,59 @@ def test_other_drafters_are_arms_and_subjects(bench) -> None:
     assert set(report["speedup"]) == {"medusa", "ngram", "greedy"}
     assert all(one == {"same": 3, "of": 3} for one in report["identical"].values())
     assert report["arms"]["mixed"]["tokens_per_step"] > 1
+
+
+def test_prompt_lookup_of_transformers_is_an_arm_and_a_picture_shows_it(bench, tmp_path: Path) -> None:
+    picture = tmp_path / "bench.svg"
+    done = bench("--compare", "greedy,hf-prompt-lookup@float32", "--repeats", 2, "--plot", picture, "--json")
+    assert done.code == 0, done.err
+    lookup = done.document["arms"]["hf-prompt-lookup@float32"]
+    assert done.document["identical"]["hf-prompt-lookup@float32"] == {"same": 3, "of": 3}
+    assert lookup["spec_decode_num_drafts"] > 0
+    assert picture.stat().st_size > 5_000
+
+
+def test_a_bench_that_was_killed_goes_on_with_the_same_text(bench, tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    whole = bench("-o", folder, "--json").document
+    # as a kill in the middle of the last batch leaves it
+    (folder / "bench.json").unlink()
+    (folder / "trials.jsonl").write_bytes((folder / "trials.jsonl").read_bytes()[:-30])
+    done = bench("-o", folder, "--json")
+    assert done.code == 0, done.err
+    texts = [[row["token_ids"] for row in arm["results"]] for arm in done.document["arms"].values()]
+    assert texts == [[row["token_ids"] for row in arm["results"]] for arm in whole["arms"].values()]
+    assert done.document["run"]["date"] == whole["run"]["date"]
+    assert done.document["identical"] == whole["identical"]
+
+
+def test_what_real_benches_kept_becomes_the_page_the_same_each_time(bench, tmp_path: Path) -> None:
+    folders = [tmp_path / "heads", tmp_path / "mixed"]
+    assert bench("-o", folders[0], "--compare", "greedy,hf-greedy@float32").code == 0
+    done = bench("-o", folders[1], "--drafter", "mixed", "--compare", "greedy", "--json")
+    assert done.code == 0, done.err
+    doc = tmp_path / "page.md"
+    doc.write_text("by hand\n<!-- bench:begin speed -->\n<!-- bench:end speed -->\nby hand too\n")
+    page.write_page(folders, doc, None)
+    once = doc.read_text()
+    assert once.startswith("by hand\n")
+    assert once.endswith("\nby hand too\n")
+    runner = done.document["runner"]
+    assert f"| what | medusa, {runner} | mixed, {runner} |" in once
+    assert "| replies equal to `greedy` | 3 of 3 | 3 of 3 |" in once
+    assert "| replies equal to `hf-greedy@float32` | 3 of 3 | |" in once
+    page.write_page(folders, doc, None)
+    assert doc.read_text() == once
+
+
+def test_heads_trained_anew_in_the_same_folder_are_another_bench(bench, trained, tmp_path: Path) -> None:
+    assert bench("-o", tmp_path / "kept", "--num-prompts", 1).code == 0
+    tree = trained.folder / "tree.json"
+    before = tree.read_text()
+    tree.write_text(before + "\n")
+    try:
+        done = bench("-o", tmp_path / "kept", "--num-prompts", 1)
+    finally:
+        tree.write_text(before)
+    assert done.code == 1
+    assert "is a bench with other settings: heads" in done.err

@@ -16,7 +16,7 @@ def test_the_document_counts_the_stored_tree_and_predicts_from_the_measured_cost
 ) -> None:
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
     document = medusa("inspect-tree", "--heads", heads, "--json").document
-    names = ["name", "tree", "prediction", "budget", "choice", "measured", "step_cost", "curve"]
+    names = ["name", "tree", "prediction", "budget", "choice", "measured", "step_cost", "curve", "contexts"]
     assert list(document) == names
     assert document["tree"]["num_nodes"] == 6
     assert document["measured"]["source"].startswith("the target's own answers to held-out prompts")
@@ -78,3 +78,56 @@ def test_a_tree_that_was_drawn_is_decoded_with(medusa: Medusa, tiny: Path, heads
     file.write_text(medusa("inspect-tree", "--heads", heads, "--tree-size", 3, "--format", "medusa-choices").out)
     args = ("generate", "Hi", "-m", tiny, "--dtype", "float32", "--heads", heads, "-n", 4, "--tree", file, "--json")
     assert medusa(*args).document["tree_size"] == 3
+
+
+def test_costs_by_context_are_measured_for_one_node_and_the_tree_shown(
+    medusa: Medusa, tiny: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
+    args = ("inspect-tree", "--heads", heads, "-m", tiny, "--dtype", "float32", "--measure", "--contexts", "200,16,16")
+    done = medusa(*args, "--json", "--curves", tmp_path / "curves.png")
+    assert done.code == 0, done.err
+    contexts = done.document["contexts"]
+    assert [cost["context"] for cost in contexts] == [16, 200]
+    assert all(set(cost["seconds"]) == {"1", "7"} for cost in contexts), "six nodes and the root"
+    assert contexts[1]["cache_bytes"] / contexts[0]["cache_bytes"] == 12.5
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    shown = medusa(*args, "--tree-size", 3).out
+    assert "cost of a step by context:" in shown
+    assert "4 nodes, ms" in shown
+
+
+def test_without_heads_a_named_tree_s_costs_by_context_are_told_and_drawn(
+    medusa: Medusa, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
+    args = ("inspect-tree", "-m", tiny, "--dtype", "float32", "--tree", "chain:3", "--measure", "--contexts", "8,64")
+    done = medusa(*args, "--curves", tmp_path / "curves.svg")
+    assert done.code == 0, done.err
+    assert "64 tokens take" in done.out
+    assert (tmp_path / "curves.svg").stat().st_size > 5_000
+
+
+def test_a_context_beyond_the_model_is_refused_with_the_most_it_has(medusa: Medusa, tiny: Path, heads: Path) -> None:
+    args = ("inspect-tree", "--heads", heads, "-m", tiny, "--dtype", "float32", "--measure")
+    done = medusa(*args, "--contexts", "16,257")
+    assert done.code == 1
+    assert "a context of 257 tokens is beyond the 256 positions" in done.err
+    assert " hint: name contexts up to 256" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--contexts", "128"), "add --measure"),
+        (("--contexts", "128", "--measure", "--compare", "none", "none"), "leave out --compare"),
+        *(
+            (("--contexts", bad, "--measure"), "numbers of tokens by commas")
+            for bad in ("", "a", "0", "1,,2", "-5", "²")
+        ),
+    ],
+)
+def test_contexts_that_can_not_be_measured_are_a_usage_error(medusa: Medusa, flags: tuple[str, ...], said: str) -> None:
+    done = medusa("inspect-tree", *flags)
+    assert done.code == 2
+    assert said in done.err

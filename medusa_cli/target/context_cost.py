@@ -1,0 +1,138 @@
+"""What a step costs on this machine by the tokens before it. The cache is filled with random numbers, not by reading.
+
+A step's time depends on how many keys and values it reads, not on which: so a long context costs nothing to prepare.
+Shape letters: B rows, N nodes.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from medusa_cli.contracts import Draft
+from medusa_cli.errors import TargetError
+from medusa_cli.kernels.blocks import BlockLinear
+from medusa_cli.kernels.packed import PackedLinear
+from medusa_cli.target.cache import TreeCache
+from medusa_cli.target.clock import now
+from medusa_cli.target.model import Target
+from medusa_cli.target.step_cost import undisturbed
+from medusa_cli.trees.contexts import ContextCost
+from medusa_cli.trees.tree import TokenTree
+
+ROUNDS, PATIENCE_S = 7, 30.0  # rounds over all contexts and sizes, as long as patience lasts
+
+
+def check_contexts(target: Target, contexts: Sequence[int], most_nodes: int) -> None:
+    """Raise TargetError for a context that the model has no positions for."""
+    limit = target.context_limit
+    if limit is None:
+        return
+    if max(contexts) > limit:
+        raise TargetError(
+            f"a context of {max(contexts)} tokens is beyond the {limit} positions of {target.name}",
+            f"name contexts up to {limit}",
+        )
+    if most_nodes >= limit:
+        raise TargetError(
+            f"{most_nodes} nodes leave no room for a text: {target.name} has {limit} positions", "name a smaller tree"
+        )
+
+
+@torch.inference_mode()
+def measure_contexts(
+    target: Target,
+    contexts: Sequence[int],
+    counts: Sequence[int],
+    *,
+    rounds: int = ROUNDS,
+    patience_s: float = PATIENCE_S,
+) -> list[ContextCost]:
+    """The cost of a step of one row at each context, for each number of nodes. Contexts and counts ascend.
+
+    Everything is interleaved, so that a busy moment of the machine hits all of it alike. Raises TargetError as
+    `check_contexts`.
+    """
+    check_contexts(target, contexts, counts[-1])
+    committed = [_committed(target, context, counts[-1]) for context in contexts]
+    cache = random_cache(target, max(committed), counts[-1])
+    tokens = torch.randint(0, target.real_vocab, (1, counts[-1]), device=target.device)
+    drafts = {count: Draft(tokens[:, :count], TokenTree.chain(count - 1)) for count in counts}
+    seconds: dict[tuple[int, int], list[float]] = {(n, count): [] for n in range(len(contexts)) for count in counts}
+    started = time.perf_counter()
+    for round_ in range(rounds + 1):
+        for (n, count), times in seconds.items():
+            cache.drop(0)
+            cache.commit(slice(0, 1), [committed[n]])
+            begun = now(target.device)
+            target.verify(drafts[count], cache)
+            times.append(now(target.device) - begun)
+        if round_ and time.perf_counter() - started > patience_s:
+            break
+    # The first round warms up: allocations and kernels chosen once.
+    medians = {key: statistics.median(times[1:]) for key, times in seconds.items()}
+    return [
+        ContextCost(
+            context, undisturbed({count: medians[n, count] for count in counts}), read_bytes(target, cache, held)
+        )
+        for n, (context, held) in enumerate(zip(contexts, committed, strict=True))
+    ]
+
+
+def _committed(target: Target, context: int, most_nodes: int) -> int:
+    """Tokens in the cache: the nodes after them need positions too."""
+    limit = target.context_limit
+    return context if limit is None else min(context, limit - most_nodes)
+
+
+@torch.inference_mode()
+def random_cache(target: Target, context: int, room: int) -> TreeCache:
+    """A cache whose one row holds `context` tokens of random keys and values, with room for `room` nodes after them."""
+    cache = target.new_cache(1, context + room)
+    target.prefill([[0]], cache)  # layers take heads, width and dtype from the first token
+    for layer in cache.layers:
+        layer.keys.normal_()
+        layer.values.normal_()
+    cache.drop(0)
+    cache.commit(slice(0, 1), [context])
+    return cache
+
+
+def read_bytes(target: Target, cache: TreeCache, context: int) -> int:
+    """Bytes of keys and values that a step after `context` tokens reads: of windows alone, where attention skips."""
+    total = 0
+    for layer in cache.layers:
+        skips = target.attends_natively and layer.window is not None
+        columns = min(context, layer.window) if skips else context
+        for store in (layer.keys, layer.values):
+            total += columns * store[:, :, 0].numel() * store.element_size()
+    return total
+
+
+def weight_bytes(target: Target) -> int:
+    """Bytes of weights that a step over a few nodes reads: of the embeddings none, unless the output shares them."""
+    layers = [module for module in target.model.modules() if isinstance(module, nn.Linear | PackedLinear)]
+    small = [
+        parameter
+        for module in target.model.modules()
+        if not isinstance(module, nn.Linear | PackedLinear | nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    ]
+    return sum(_layer_bytes(layer) for layer in layers) + sum(map(_bytes, small))
+
+
+def _layer_bytes(layer: nn.Linear | PackedLinear) -> int:
+    """Of one linear layer, as it is held for few rows."""
+    bias = 0 if layer.bias is None else _bytes(layer.bias)
+    if isinstance(layer, BlockLinear):
+        return bias + _bytes(layer.blocks.stored)
+    if isinstance(layer, PackedLinear):
+        assert layer.packed is not None
+        return bias + layer.in_features * layer.out_features * layer.packed.dtype.itemsize
+    return bias + _bytes(layer.weight)
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

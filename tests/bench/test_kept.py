@@ -1,0 +1,173 @@
+"""A bench that was stopped goes on where it stopped, on the same machine and settings alone, and loses nothing."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from medusa_cli.bench import kept
+from medusa_cli.bench.kept import BenchFolder, KeptTrials
+from medusa_cli.bench.origin import Origin
+from medusa_cli.bench.run import Trial, run_bench
+from medusa_cli.errors import FormatError, MedusaError
+from tests.bench.fakes_bench import FakeArm, FakeClock, plan, prompts, reply
+
+ASKED = {"model": "tiny", "prompts": "abc", "arms": ["greedy"]}
+ON = {"runner": "eager", "fingerprint": "f"}
+ORIGIN = Origin("2026-11-30T10:00:00+00:00", "a machine", {"torch": "2"}, "medusa bench")
+
+
+class Stopped(BaseException):
+    """As a kill would end a run."""
+
+
+def _measure(folder: Path, stop_after: int | None = None, repeats: int = 2) -> tuple[list[Trial], list[str]]:
+    """A bench of two arms on three prompts, ended before call number `stop_after`; its trials and its calls."""
+    clock, calls = FakeClock(), []
+
+    def answer(ids: tuple[int, ...]):
+        if stop_after is not None and len(calls) > stop_after:
+            raise Stopped
+        return reply([ids[0] - 98], 3, draft_depth=2, time_split={"draft": 0.25})
+
+    arms = [FakeArm(name, clock, answer, seconds, calls) for name, seconds in (("medusa", 1.0), ("greedy", 2.0))]
+    rows = prompts(3)
+    memory = KeptTrials(folder, rows)
+    try:
+        trials = run_bench(arms, rows, plan(1, repeats), clock, lambda done, total: None, memory)
+    except Stopped:
+        trials = []
+    return trials, [name for name, _ in calls]
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_with_what_a_whole_one_has(tmp_path: Path) -> None:
+    whole, calls = _measure(tmp_path)
+    (tmp_path / "trials.jsonl").unlink()
+    # two to warm up, two batches of two, and one arm of the third
+    _, before = _measure(tmp_path, stop_after=7)
+    trials, after = _measure(tmp_path)
+    assert trials == whole
+    assert len(calls) == 2 + 12
+    assert len(before) == 8
+    assert len(after) == 2 + 8, "warm again, then the batches that not every arm had written"
+
+
+def test_a_finished_run_is_not_run_again_not_even_to_warm_up(tmp_path: Path) -> None:
+    whole, _ = _measure(tmp_path)
+    again, calls = _measure(tmp_path)
+    assert again == whole
+    assert calls == []
+
+
+def test_a_line_that_a_kill_cut_off_is_measured_again(tmp_path: Path) -> None:
+    whole, _ = _measure(tmp_path)
+    file = tmp_path / "trials.jsonl"
+    content = file.read_bytes()
+    file.write_bytes(content[:-20])
+    trials, calls = _measure(tmp_path)
+    assert trials == whole
+    assert len(calls) == 2 + 2
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{",
+        b"[]",
+        b'{"repeat": 0}',
+        b'{"repeat": 0, "batch": 0, "trials": [{"arm": "a", "prompt": "nobody"}]}',
+        b"\xff",
+    ],
+)
+def test_a_line_that_is_no_batch_is_named(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "trials.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(FormatError, match="line 1 is no batch") as caught:
+        KeptTrials(tmp_path, prompts(1))
+    assert "delete that line" in caught.value.hint
+
+
+def test_a_disk_that_is_full_leaves_the_whole_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _measure(tmp_path, repeats=1)
+    content = (tmp_path / "trials.jsonl").read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kept.os, "fsync", full)
+    with pytest.raises(MedusaError, match="No space left on device") as caught:
+        _measure(tmp_path)
+    assert "goes on" in caught.value.hint
+    assert (tmp_path / "trials.jsonl").read_bytes() == content
+
+
+def _claimed(path: Path) -> BenchFolder:
+    folder = BenchFolder(path, ASKED)
+    folder.claim(ON, ORIGIN)
+    return folder
+
+
+def test_a_folder_goes_on_from_its_own_beginning(tmp_path: Path) -> None:
+    _claimed(tmp_path / "b")
+    later = Origin("2026-12-01T00:00:00+00:00", ORIGIN.machine, ORIGIN.versions, "medusa bench -q")
+    assert BenchFolder(tmp_path / "b", ASKED).claim(ON, later) == ORIGIN
+
+
+@pytest.mark.parametrize(
+    ("again", "named"),
+    [
+        (lambda path: BenchFolder(path, {**ASKED, "prompts": "other"}), "prompts"),
+        (lambda path: BenchFolder(path, {**ASKED, "model": "m", "arms": []}), "model, arms"),
+        (lambda path: BenchFolder(path, ASKED).claim({**ON, "fingerprint": "g"}, ORIGIN), "fingerprint"),
+        (
+            lambda path: BenchFolder(path, ASKED).claim(ON, Origin(ORIGIN.date, "another", ORIGIN.versions, "")),
+            "machine",
+        ),
+    ],
+)
+def test_other_settings_or_another_machine_are_refused_by_name(
+    tmp_path: Path, again: Callable[[Path], object], named: str
+) -> None:
+    _claimed(tmp_path / "b")
+    with pytest.raises(MedusaError, match=f"is a bench with other settings: {named}$") as caught:
+        again(tmp_path / "b")
+    assert "--output-dir" in caught.value.hint
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("words")
+    with pytest.raises(MedusaError, match="holds something else"):
+        BenchFolder(tmp_path, ASKED)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MedusaError, match="can't write"):
+        BenchFolder(tmp_path / "file", ASKED)
+
+
+def test_a_run_that_was_killed_while_the_model_loaded_begins_again(tmp_path: Path) -> None:
+    with BenchFolder(tmp_path / "b", ASKED).to_itself():
+        pass
+    assert BenchFolder(tmp_path / "b", {**ASKED, "model": "other"}).report is None
+
+
+def test_two_runs_at_once_don_t_share_a_folder(tmp_path: Path) -> None:
+    first, second = BenchFolder(tmp_path / "b", ASKED), BenchFolder(tmp_path / "b", ASKED)
+    with first.to_itself(), pytest.raises(MedusaError, match="another bench is writing"), second.to_itself():
+        pass
+
+
+def test_the_report_of_a_run_that_ended_is_found(tmp_path: Path) -> None:
+    folder = _claimed(tmp_path / "b")
+    assert folder.report is None
+    folder.finish({"arms": {}})
+    assert BenchFolder(tmp_path / "b", ASKED).report == {"arms": {}}
+    (tmp_path / "b" / "bench.json").write_text("{")
+    with pytest.raises(FormatError, match="bench.json can't be read"):
+        assert folder.report
+
+
+def test_what_is_kept_is_plain_json(tmp_path: Path) -> None:
+    _measure(tmp_path, repeats=1)
+    rows = [json.loads(line) for line in (tmp_path / "trials.jsonl").read_text().splitlines()]
+    assert [(row["repeat"], row["batch"], len(row["trials"])) for row in rows] == [(0, 0, 2), (0, 1, 2), (0, 2, 2)]
+    assert rows[0]["trials"][0]["time_split"] == {"draft": 0.25}
