@@ -23,6 +23,7 @@ from medusa_cli.target.load import choose_device, choose_dtype, load_target
 from medusa_cli.target.model import Target
 from medusa_cli.target.refuse import refuse_config
 from medusa_cli.target.sources import Source, find_source
+from medusa_cli.train.decodes import SHARE
 
 # float16 hidden states, an int32 id and a flag for each place of a sample
 BYTES_A_NUMBER, BYTES_A_PLACE = 2, 5
@@ -66,11 +67,12 @@ class Seconds:
     answers: float
     reading: float
     training: float
+    decodes: float
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.prompts + self.answers + self.reading + self.training
+        return self.prompts + self.answers + self.reading + self.training + self.decodes
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,18 @@ def _seconds(plan: Plan, recipe: Recipe, effort: Effort) -> Seconds:
         answers=writing(unanswered, prompt, new) if data.target_answers else 0.0,
         reading=0.0 if data.target_answers else unanswered * data.max_seq_length * effort.read_token,
         training=learning,
+        decodes=_decodes(recipe, steps, learning, effort.decode),
     )
+
+
+def _decodes(recipe: Recipe, steps: int, learning: float, one: float) -> float:
+    """Seconds of the decodes of held-out prompts while so many steps learn for so long."""
+    settings = recipe.train
+    if not settings.decode_steps or not steps:
+        return 0.0
+    every = math.ceil(steps / settings.decode_steps) * one
+    # where they decide nothing they are left out beyond their share; the first and the last never are
+    return every if settings.patience else min(every, 2 * one + SHARE / (1 - SHARE) * learning)
 
 
 def _answer_tokens(data: DataSettings) -> int:
