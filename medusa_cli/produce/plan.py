@@ -27,7 +27,7 @@ from medusa_cli.train.decodes import SHARE
 
 # float16 hidden states, an int32 id and a flag for each place of a sample
 BYTES_A_NUMBER, BYTES_A_PLACE = 2, 5
-# the heads in float32, and two checkpoints of them with AdamW's two moments
+# the heads in float32, and two checkpoints of them with AdamW's two moments; with patience the best heads in each too
 COPIES_OF_THE_HEADS, BYTES_A_PARAMETER = 1 + 2 * 3, 4
 # while they learn: weights, gradients and two moments
 TRAINED_COPIES = 4
@@ -115,7 +115,7 @@ def plan_of(recipe: Recipe) -> Plan:
         steps_at_most=min(steps, recipe.train.max_steps or steps),
         bytes_there=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
         bytes_at_most=places * (BYTES_A_NUMBER * text.hidden_size + BYTES_A_PLACE)
-        + COPIES_OF_THE_HEADS * BYTES_A_PARAMETER * parameters,
+        + (COPIES_OF_THE_HEADS + (2 if recipe.train.patience else 0)) * BYTES_A_PARAMETER * parameters,
         heads=recipe.heads.num_heads,
         parameters=parameters,
         memory=_memory(recipe, config, parameters),
@@ -208,10 +208,12 @@ def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
     output = text.vocab_size * text.hidden_size * BYTES_A_PARAMETER
     narrowed = recipe.heads.draft_vocab or text.vocab_size
     pieces = 3 * recipe.train.loss_chunk * narrowed * BYTES_A_PARAMETER
+    # a decode has a copy of the heads, and patience the best ones
+    learning = TRAINED_COPIES + bool(recipe.train.decode_steps) + bool(recipe.train.patience)
     return Memory(
         weights=weights,
         writing=copies * weights + rows * (columns * a_token + text.vocab_size * BYTES_A_PARAMETER),
-        training=weights + TRAINED_COPIES * BYTES_A_PARAMETER * head_parameters + output + pieces,
+        training=weights + learning * BYTES_A_PARAMETER * head_parameters + output + pieces,
         free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
     )
 
