@@ -223,10 +223,10 @@ class _Watch:
             return
         if event.kind == "decode":
             self._decoded = f"{event.tokens_per_step:.2f} tokens a step, {event.speedup:.2f}x  "
-            best = "" if not event.waited else f"; no better than step {event.best_step}"
+            best = f"; step {event.best_step} was better" if event.waited else ""
             self.say(
-                f"step {event.step}: held-out prompts decode at {event.tokens_per_step:.2f} tokens a step with a chain "
-                f"of all heads, {event.speedup:.2f}x plain decoding projected on this machine{best}"
+                f"step {event.step}: held-out prompts decode at {event.tokens_per_step:.2f} tokens a step (chain of all "
+                f"heads), {event.speedup:.2f}x plain decoding projected{best}"
             )
             return
         accuracy = " ".join(f"{right:.2f}" for right in event.top1_K or [])

@@ -143,8 +143,8 @@ def _gather(stage: Stage, hooks: Hooks) -> Material:
         return Material(corpus, split.train, corpus, split.held_out, counts, answers, gathered.prompts)
     judge = own_words(stage, corpus, split.held_out)
     counts["tokens written"] = int(judge.supervised_T.sum())
-    prompts = prompts_of(stage, corpus, split.held_out)
-    return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers, prompts)
+    asked = prompts_of(stage, corpus, split.held_out)
+    return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers, asked)
 
 
 def _lengths(corpus: Corpus) -> dict[str, float]:
