@@ -225,8 +225,8 @@ class _Watch:
             self._decoded = f"{event.tokens_per_step:.2f} tokens a step, {event.speedup:.2f}x  "
             best = f"; step {event.best_step} was better" if event.waited else ""
             self.say(
-                f"step {event.step}: held-out prompts decode at {event.tokens_per_step:.2f} tokens a step (chain of all "
-                f"heads), {event.speedup:.2f}x plain decoding projected{best}"
+                f"step {event.step}: held-out prompts decode at {event.tokens_per_step:.2f} tokens a step "
+                f"(chain of all heads), {event.speedup:.2f}x plain decoding projected{best}"
             )
             return
         accuracy = " ".join(f"{right:.2f}" for right in event.top1_K or [])
