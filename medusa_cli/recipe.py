@@ -181,7 +181,17 @@ class TrainSettings(Settings):
     loss_chunk: int = Field(512, ge=1, description="positions projected to the draft vocabulary at once")
     eval_steps: int = Field(100, ge=1)
     save_steps: int = Field(100, ge=1)
+    decode_steps: int = Field(200, ge=0, description="decode held-out prompts every so many steps; 0: never")
+    patience: int | None = Field(
+        None, ge=1, description="stop after so many decodes without a better one, and keep the best heads; none: don't"
+    )
     report_to: Literal["none", "wandb"] = "none"
+
+    @model_validator(mode="after")
+    def _patience_sees_decodes(self) -> "TrainSettings":
+        if self.patience is not None and not self.decode_steps:
+            raise ValueError("has patience with decodes, and decode_steps 0, which makes none: leave one out")
+        return self
 
 
 class TreeSettings(Settings):

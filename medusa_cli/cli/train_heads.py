@@ -11,12 +11,15 @@ from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, Progress
 from medusa_cli.cli.masks import preview
 from medusa_cli.cli.options import setting
+from medusa_cli.errors import MissingExtra
 from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from medusa_cli.produce.heads import Hooks, Made
+    from medusa_cli.train.curves import Curves
     from medusa_cli.train.loop import Event, Reporter
 
 
@@ -62,6 +65,16 @@ def command(
         int | None, setting("Evaluate every N steps.", TrainSettings, "eval_steps", metavar="N")
     ] = None,
     save_steps: Annotated[int | None, setting("Save every N steps.", TrainSettings, "save_steps", metavar="N")] = None,
+    decode_steps: Annotated[
+        int | None,
+        setting("Decode held-out prompts every N steps; 0: never.", TrainSettings, "decode_steps", metavar="N"),
+    ] = None,
+    patience: Annotated[
+        int | None,
+        setting(
+            "Stop after N decodes without a better one; keep the best heads.", TrainSettings, "patience", metavar="N"
+        ),
+    ] = None,
     tree_size: Annotated[
         int | None, typer.Option(metavar="N", help="Nodes of the tree. [default: what pays most here]")
     ] = None,
@@ -113,6 +126,8 @@ def command(
         "train.warmup_ratio": warmup_ratio,
         "train.eval_steps": eval_steps,
         "train.save_steps": save_steps,
+        "train.decode_steps": decode_steps,
+        "train.patience": patience,
         "train.report_to": report_to,
         "tree.size": tree_size,
         "output_dir": output_dir,
@@ -161,10 +176,21 @@ def _reporter(recipe: Recipe) -> "Iterator[Reporter | None]":
     if recipe.train.report_to == "none":
         yield None
         return
-    from medusa_cli.train.loop import WandbReporter
+    from medusa_cli.train.reporter import WandbReporter
 
     with closing(WandbReporter("medusa", recipe.model_dump(mode="json"))) as reporter:
         yield reporter
+
+
+def _draw(curves: "Curves", file: "Path") -> bool:
+    """Draw how the heads learnt; False without what it takes."""
+    from medusa_cli.bench.learning import draw
+
+    try:
+        draw(curves, file)
+    except MissingExtra:
+        return False
+    return True
 
 
 class _Watch:
@@ -176,11 +202,12 @@ class _Watch:
         self._stage = ""
         self._bar: Any = None
         self._progress: Progress | None = None
+        self._decoded = ""
 
     def __enter__(self) -> "Hooks":
         from medusa_cli.produce.heads import Hooks
 
-        return Hooks(self.on_data, self.on_event, self.say, self.warn, self._reporter)
+        return Hooks(self.on_data, self.on_event, self.say, self.warn, self._reporter, _draw)
 
     def __exit__(self, *_: object) -> None:
         self._close()
@@ -194,12 +221,25 @@ class _Watch:
         """A step of the training."""
         if event.kind == "save":
             return
+        if event.kind == "decode":
+            self._decoded = f"{event.tokens_per_step:.2f} tokens a step, {event.speedup:.2f}x  "
+            best = f"; step {event.best_step} was better" if event.waited else ""
+            self.say(
+                f"step {event.step}: held-out prompts decode at {event.tokens_per_step:.2f} tokens a step "
+                f"(chain of all heads), {event.speedup:.2f}x plain decoding projected{best}"
+            )
+            return
         accuracy = " ".join(f"{right:.2f}" for right in event.top1_K or [])
         if event.kind == "eval":
-            self.say(f"step {event.step}: held-out loss {event.loss:.3f}, right at first guess by head: {accuracy}")
+            given = " ".join(f"{right:.2f}" for right in event.conditional_K or [])
+            self.say(
+                f"step {event.step}: held-out loss {event.loss:.3f}, right at first guess by head: {accuracy}, "
+                f"where all heads before are right: {given}"
+            )
             return
         progress = self._open("training", event.total_steps, event.step)
-        note = f"loss {event.loss:.3f}  heads {accuracy}  {event.examples_per_second:,.0f} tokens/s"
+        pace = f"{event.examples_per_second:,.0f} tokens/s"
+        note = f"loss {event.loss:.3f}  heads {accuracy}  {self._decoded}{pace}"
         progress.advance(event.step - progress.done, note)
 
     def say(self, text: str) -> None:

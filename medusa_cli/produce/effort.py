@@ -13,6 +13,7 @@ import torch
 
 from medusa_cli.contracts import Draft
 from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.produce.probe import NEW_TOKENS, PROMPTS
 from medusa_cli.produce.read import READ_TOKENS
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.clock import now
@@ -32,18 +33,20 @@ class Effort:
     read_token   a token that is read: a prompt's, or one of a given text
     step         a step of all rows side by side, each half way through its text
     learn_place  a place of a training batch
+    decode       held-out prompts decoded with heads, if no guess is right; none of it while nothing is decoded
     """
 
     read_token: float
     step: float
     learn_place: float
+    decode: float
 
 
 def measure_effort(recipe: Recipe, target: Target, heads: MedusaHeads) -> Effort:
     """Some seconds of each. `heads` are fresh ones of this recipe, and are trained on noise: throw them away."""
     with _threads_of_one(recipe.data.workers, target):
-        read, step = _reading(recipe, target), _stepping(recipe, target)
-    return Effort(read, step, _learning(recipe, heads))
+        read, step = _reading(recipe, target), _stepping(recipe, target, recipe.data.rows, nodes=1)
+    return Effort(read, step, _learning(recipe, heads), _decoding(recipe, target, read))
 
 
 @torch.inference_mode()
@@ -60,20 +63,32 @@ def _reading(recipe: Recipe, target: Target) -> float:
 
 
 @torch.inference_mode()
-def _stepping(recipe: Recipe, target: Target) -> float:
-    """Seconds of a step while all rows write."""
+def _stepping(recipe: Recipe, target: Target, rows: int, nodes: int) -> float:
+    """Seconds of a step while so many rows write, each with so many nodes."""
     data = recipe.data
-    rows = min(data.rows, data.num_samples)
+    rows = min(rows, data.num_samples)
     held = (
         (data.max_prompt_tokens + data.max_answer_tokens // 2) if data.dataset == "self" else data.max_seq_length // 2
     )
-    held = max(1, min(held, (target.context_limit or held + 1) - 1))
-    cache = target.new_cache(rows, held + 1)
+    held = max(1, min(held, (target.context_limit or held + nodes) - nodes))
+    cache = target.new_cache(rows, held + nodes)
     target.prefill([torch.randint(0, target.real_vocab, (held,)).tolist()], cache)
     if rows > 1:
         cache.copy_prefix(0, slice(1, rows), held)
-    draft = Draft(torch.zeros(rows, 1, dtype=torch.long, device=target.device), TokenTree.chain(0))
+    tokens_BN = torch.zeros(rows, nodes, dtype=torch.long, device=target.device)
+    draft = Draft(tokens_BN, TokenTree.chain(nodes - 1).to(target.device))
     return _median(target.device, lambda: target.verify(draft, cache).logits_BNV.argmax(-1), STEPS)
+
+
+def _decoding(recipe: Recipe, target: Target, read_token: float) -> float:
+    """Seconds of a decode of held-out prompts at most, the drafts left out."""
+    if not recipe.train.decode_steps:
+        return 0.0
+    data = recipe.data
+    rows = min(PROMPTS, data.rows)
+    prompt = data.max_prompt_tokens if data.dataset == "self" else data.max_seq_length // 2
+    step = _stepping(recipe, target, rows, recipe.heads.num_heads + 1)
+    return PROMPTS * prompt * read_token + PROMPTS / rows * min(NEW_TOKENS, data.max_answer_tokens) * step
 
 
 def _learning(recipe: Recipe, heads: MedusaHeads) -> float:

@@ -91,8 +91,7 @@ def own_words(stage: Stage, corpus: Corpus, samples: Sequence[int]) -> Corpus:
     Heads are measured on it: how well they guess words that the target would not say is of no use. Raises
     TrainingError when none of the samples leaves room for an answer.
     """
-    prompts = {corpus.keys[sample]: _prompt_of(corpus, sample) for sample in samples}
-    fitting = {key: ids for key, ids in prompts.items() if len(ids) < stage.longest_text}
+    fitting = prompts_of(stage, corpus, samples)
     if not fitting:
         raise TrainingError("no held-out sample leaves room for an answer", "raise --max-seq-length, or data.held_out")
     written: list[Sample] = []
@@ -103,6 +102,12 @@ def own_words(stage: Stage, corpus: Corpus, samples: Sequence[int]) -> Corpus:
         tokens += len(sample.ids) - 1
         stage.on_progress("held-out answers", len(written), len(fitting), tokens)
     return Corpus.from_samples(written)
+
+
+def prompts_of(stage: Stage, corpus: Corpus, samples: Sequence[int]) -> dict[str, list[int]]:
+    """Ids of what stands before these samples' first answers, by key, where they leave room for another answer."""
+    prompts = {corpus.keys[sample]: _prompt_of(corpus, sample) for sample in samples}
+    return {key: ids for key, ids in prompts.items() if len(ids) < stage.longest_text}
 
 
 def _prompt_of(corpus: Corpus, sample: int) -> list[int]:

@@ -3,12 +3,12 @@
 run.json         whose run it is                                            (produce/folder.py)
 written/         what the target wrote or read, with its hidden states      (data stage)
 checkpoints/     the newest states of the training run                      (training)
-heads.safetensors heads.json tree.json accuracy.json train.jsonl provenance.json README.md
+heads.safetensors heads.json tree.json accuracy.json train.jsonl training.png provenance.json README.md
 """
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,25 +27,31 @@ from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.heads.start import take_over
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
-from medusa_cli.produce.gather import gather, own_words
+from medusa_cli.produce.gather import gather, own_words, prompts_of
+from medusa_cli.produce.probe import Probe, choose_prompts
 from medusa_cli.produce.stage import OnProgress, Stage
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.card import FittedTree, Provenance, write_card
 from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
+from medusa_cli.train.curves import PICTURE, Curves, as_markdown
 from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """How a run is watched: the data stage's progress, the training's events, sentences and those that warn."""
+    """How a run is watched: the data stage's progress, the training's events, sentences and those that warn.
+
+    draw   makes a picture of how the heads learnt, and says whether it could
+    """
 
     on_data: OnProgress
     on_event: Callable[[Event], None]
     say: Callable[[str], None]
     warn: Callable[[str], None]
     reporter: Reporter | None = None
+    draw: Callable[[Curves, Path], bool] = lambda curves, file: False
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class Made:
 class Material:
     """What the data stage leaves: samples of `corpus` to learn from, and samples of `judge` to be measured on.
 
-    The judge's learnt tokens are always the target's own words; it is the corpus itself when those are too.
+    The judge's learnt tokens are always the target's own words; it is the corpus itself when those are too. `prompts`
+    are the ids of what the judge's samples answer, by key, as far as they are known.
     """
 
     corpus: Corpus
@@ -71,6 +78,7 @@ class Material:
     judged: Sequence[int]
     counts: Mapping[str, int]
     answers: Mapping[str, Any]
+    prompts: Mapping[str, Sequence[int]]
 
 
 def make_heads(
@@ -95,7 +103,10 @@ def make_heads(
     )
     folder.begin_training(target.fingerprint)
     outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
+    sets = replace(sets, decode=_probe(recipe, target, material, hooks))
     train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
+    curves = Curves.read(folder.path)
+    hooks.say(f"training: {curves.account()}")
     _refuse_overflow(heads, recipe.heads.stored)
     write_heads(heads, folder.path, getattr(torch, recipe.heads.stored))
     # What is stored is what is measured: storing in 16 bits rounds.
@@ -105,7 +116,8 @@ def make_heads(
     provenance = _provenance(recipe, target, material, command)
     shape = fitted.shape.spec if fitted.shape else None
     tree = FittedTree(fitted.tree.paths(), shape, fitted.choice.expected_tokens)
-    write_card(folder.path, provenance, fitted.measurement.accuracy, tree)
+    training = as_markdown(curves, drawn=hooks.draw(curves, folder.path / PICTURE))
+    write_card(folder.path, provenance, fitted.measurement.accuracy, tree, training)
     return Made(folder.path, fitted, material.counts, material.answers)
 
 
@@ -128,10 +140,11 @@ def _gather(stage: Stage, hooks: Hooks) -> Material:
     answers = {**gathered.answers, "lengths": _lengths(corpus)}
     if gathered.by_target:
         counts["tokens written"] += counts["tokens learnt"]
-        return Material(corpus, split.train, corpus, split.held_out, counts, answers)
+        return Material(corpus, split.train, corpus, split.held_out, counts, answers, gathered.prompts)
     judge = own_words(stage, corpus, split.held_out)
     counts["tokens written"] = int(judge.supervised_T.sum())
-    return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers)
+    asked = prompts_of(stage, corpus, split.held_out)
+    return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers, asked)
 
 
 def _lengths(corpus: Corpus) -> dict[str, float]:
@@ -181,6 +194,15 @@ def _examples(material: Material, heads: MedusaHeads) -> Sets:
         train=Examples.of(material.corpus, material.learnt, draft_ids, num_heads),
         held_out=Examples.of(material.judge, material.judged, draft_ids, num_heads),
     )
+
+
+def _probe(recipe: Recipe, target: Target, material: Material, hooks: Hooks) -> Probe | None:
+    """A decode of held-out prompts; None when none is wanted or none is known."""
+    keys = [material.judge.keys[sample] for sample in material.judged]
+    prompts = choose_prompts(keys, material.prompts) if recipe.train.decode_steps else []
+    if recipe.train.decode_steps and not prompts:
+        hooks.warn("no prompt of the held-out samples is known: none is decoded while training, and nothing stops it")
+    return Probe(target, prompts, recipe) if prompts else None
 
 
 def _refuse_overflow(heads: MedusaHeads, stored: str) -> None:

@@ -23,10 +23,11 @@ from medusa_cli.target.load import choose_device, choose_dtype, load_target
 from medusa_cli.target.model import Target
 from medusa_cli.target.refuse import refuse_config
 from medusa_cli.target.sources import Source, find_source
+from medusa_cli.train.decodes import SHARE
 
 # float16 hidden states, an int32 id and a flag for each place of a sample
 BYTES_A_NUMBER, BYTES_A_PLACE = 2, 5
-# the heads in float32, and two checkpoints of them with AdamW's two moments
+# the heads in float32, and two checkpoints of them with AdamW's two moments; with patience the best heads in each too
 COPIES_OF_THE_HEADS, BYTES_A_PARAMETER = 1 + 2 * 3, 4
 # while they learn: weights, gradients and two moments
 TRAINED_COPIES = 4
@@ -66,11 +67,12 @@ class Seconds:
     answers: float
     reading: float
     training: float
+    decodes: float
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.prompts + self.answers + self.reading + self.training
+        return self.prompts + self.answers + self.reading + self.training + self.decodes
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def plan_of(recipe: Recipe) -> Plan:
         steps_at_most=min(steps, recipe.train.max_steps or steps),
         bytes_there=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
         bytes_at_most=places * (BYTES_A_NUMBER * text.hidden_size + BYTES_A_PLACE)
-        + COPIES_OF_THE_HEADS * BYTES_A_PARAMETER * parameters,
+        + (COPIES_OF_THE_HEADS + (2 if recipe.train.patience else 0)) * BYTES_A_PARAMETER * parameters,
         heads=recipe.heads.num_heads,
         parameters=parameters,
         memory=_memory(recipe, config, parameters),
@@ -171,7 +173,18 @@ def _seconds(plan: Plan, recipe: Recipe, effort: Effort) -> Seconds:
         answers=writing(unanswered, prompt, new) if data.target_answers else 0.0,
         reading=0.0 if data.target_answers else unanswered * data.max_seq_length * effort.read_token,
         training=learning,
+        decodes=_decodes(recipe, steps, learning, effort.decode),
     )
+
+
+def _decodes(recipe: Recipe, steps: int, learning: float, one: float) -> float:
+    """Seconds of the decodes of held-out prompts while so many steps learn for so long."""
+    settings = recipe.train
+    if not settings.decode_steps or not steps:
+        return 0.0
+    every = math.ceil(steps / settings.decode_steps) * one
+    # where they decide nothing they are left out beyond their share; the first and the last never are
+    return every if settings.patience else min(every, 2 * one + SHARE / (1 - SHARE) * learning)
 
 
 def _answer_tokens(data: DataSettings) -> int:
@@ -195,10 +208,12 @@ def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
     output = text.vocab_size * text.hidden_size * BYTES_A_PARAMETER
     narrowed = recipe.heads.draft_vocab or text.vocab_size
     pieces = 3 * recipe.train.loss_chunk * narrowed * BYTES_A_PARAMETER
+    # a decode has a copy of the heads, and patience the best ones
+    learning = TRAINED_COPIES + bool(recipe.train.decode_steps) + bool(recipe.train.patience)
     return Memory(
         weights=weights,
         writing=copies * weights + rows * (columns * a_token + text.vocab_size * BYTES_A_PARAMETER),
-        training=weights + TRAINED_COPIES * BYTES_A_PARAMETER * head_parameters + output + pieces,
+        training=weights + learning * BYTES_A_PARAMETER * head_parameters + output + pieces,
         free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
     )
 

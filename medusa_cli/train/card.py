@@ -51,18 +51,21 @@ class FittedTree:
     expected_tokens: float
 
 
-def write_card(folder: Path, provenance: Provenance, accuracy: Accuracy, tree: FittedTree) -> None:
-    """Write README.md and provenance.json to `folder`, atomically. Raises TrainingError when it takes no files."""
+def write_card(folder: Path, provenance: Provenance, accuracy: Accuracy, tree: FittedTree, training: str = "") -> None:
+    """Write README.md and provenance.json to `folder`, atomically. Raises TrainingError when it takes no files.
+
+    training   how the heads learnt, as Markdown
+    """
     try:
         write_atomically(folder / "provenance.json", json.dumps(asdict(provenance), indent=2) + "\n")
-        write_atomically(folder / "README.md", render_card(provenance, accuracy, tree))
+        write_atomically(folder / "README.md", render_card(provenance, accuracy, tree, training))
     except OSError as error:
         raise TrainingError(
             f"can't write the model card to {folder}: {error}", "free some space and run the same command again"
         ) from error
 
 
-def render_card(provenance: Provenance, accuracy: Accuracy, tree: FittedTree) -> str:
+def render_card(provenance: Provenance, accuracy: Accuracy, tree: FittedTree, training: str = "") -> str:
     """The text of README.md, with the header the Hugging Face hub reads."""
     parts = [
         _header(provenance),
@@ -73,6 +76,7 @@ def render_card(provenance: Provenance, accuracy: Accuracy, tree: FittedTree) ->
         _base(provenance),
         "## Accuracy\n\n" + _accuracy_table(accuracy),
         "## Tree\n\n" + _tree(tree),
+        *(["## Training\n\n" + training] if training else []),
         "## Data\n\n" + _table(("what", "count"), [(name, f"{n:,}") for name, n in provenance.data.items()]),
         "## Answers\n\n" + _table(("what", "value"), list(_flat(provenance.answers))),
         f"## Command\n\n```\n{provenance.command}\n```",

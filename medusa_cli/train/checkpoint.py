@@ -18,6 +18,7 @@ from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.recipe import Recipe
+from medusa_cli.train.decodes import Best
 
 _VERSION = 1
 _KEPT = 2
@@ -45,6 +46,8 @@ def learning_settings(recipe: Recipe) -> dict[str, Any]:
     settings: dict[str, Any] = recipe.model_dump(mode="json", exclude=_FREE)
     if recipe.target.quantize == "none":  # said only where it changes something: folders made without it go on
         del settings["target"]["quantize"]
+    if recipe.train.patience is None:  # decodes decide nothing then
+        del settings["train"]["patience"], settings["train"]["decode_steps"]
     return settings
 
 
@@ -67,11 +70,13 @@ class TrainState:
     """Everything that changes while training: modules are read on saving and filled on restoring.
 
     order  what the order of examples depends on; a run only goes on with an equal one
+    best   the heads that decoded best, where these are kept
     """
 
     heads: MedusaHeads
     optimizer: torch.optim.Optimizer
     order: Mapping[str, int | float]
+    best: Best | None = None
 
 
 class Checkpoints:
@@ -95,6 +100,7 @@ class Checkpoints:
             "heads": state.heads.state_dict(),
             "optimizer": state.optimizer.state_dict(),
             "generators": _generators(),
+            "best": state.best.content() if state.best else None,
         }
         buffer = io.BytesIO()
         torch.save(content, buffer)
@@ -127,6 +133,8 @@ class Checkpoints:
         state.heads.load_state_dict(content["heads"])
         state.optimizer.load_state_dict(content["optimizer"])
         _set_generators(content["generators"])
+        if state.best is not None:
+            state.best.fill(content["best"])
         return int(content["step"])
 
     def exists(self) -> bool:

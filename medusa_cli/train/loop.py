@@ -9,8 +9,8 @@ Shape letters: N examples, B examples of a step, K heads.
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -19,11 +19,12 @@ from torch import nn
 
 from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.lazy import need
 from medusa_cli.recipe import TrainSettings
 from medusa_cli.train.checkpoint import Checkpoints, TrainLog, TrainState
 from medusa_cli.train.corpus import Examples
+from medusa_cli.train.decodes import Best, Decode, Decoded, Decoding
 from medusa_cli.train.loss import Scores, combine, score, score_and_learn
+from medusa_cli.train.measure import chain_accuracy
 
 EVAL_EXAMPLES = 8192
 """Held-out examples an evaluation looks at, at most: enough for a curve; measure.py looks at all of them."""
@@ -33,14 +34,18 @@ EVAL_EXAMPLES = 8192
 class Event:
     """Something that happened after `step` steps of `total_steps`.
 
-    kind                  train: a step; eval: held-out examples were looked at; save: a checkpoint was written
-    loss, loss_K, top1_K  of the step's batch or of the held-out examples; None for save. Per head, over the tokens
-                          of the draft vocabulary only
+    kind                  train: a step; eval: held-out examples were looked at; decode: held-out prompts were decoded;
+                          save: a checkpoint was written
+    loss, loss_K, top1_K  of the step's batch or of the held-out examples; else None. Per head, over the tokens of the
+                          draft vocabulary only
     examples_per_second   since this process began to train
     seconds_left          at that pace
+    conditional_K         of the held-out examples: `chain_accuracy`
+    tokens_per_step, speedup, decode_seconds   of a decode, as `Decoded`, and what it took
+    best_step, waited     of a decode, with patience: the step whose heads decode best, and decodes since
     """
 
-    kind: Literal["train", "eval", "save"]
+    kind: Literal["train", "eval", "decode", "save"]
     step: int
     total_steps: int
     epoch: float
@@ -50,6 +55,12 @@ class Event:
     top1_K: list[float] | None
     examples_per_second: float
     seconds_left: float
+    conditional_K: list[float] | None = None
+    tokens_per_step: float | None = None
+    speedup: float | None = None
+    decode_seconds: float | None = None
+    best_step: int | None = None
+    waited: int | None = None
 
 
 class Reporter(Protocol):
@@ -57,29 +68,6 @@ class Reporter(Protocol):
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Take the named numbers of a step."""
-
-
-class WandbReporter:
-    """Curves to Weights & Biases, which keeps them in ./wandb with WANDB_MODE=offline."""
-
-    def __init__(self, project: str, config: Mapping[str, Any]) -> None:
-        """Raises TrainingError when it can't start: no account, no network."""
-        wandb = need("wandb", "wandb")
-        try:
-            self._run = wandb.init(project=project, config=dict(config), settings=wandb.Settings(silent=True))
-        except wandb.Error as error:
-            raise TrainingError(
-                f"Weights & Biases can't start: {error}",
-                "log in with `wandb login`, set WANDB_MODE=offline, or leave out --report-to",
-            ) from error
-
-    def close(self) -> None:
-        """Hand in what is not written yet."""
-        self._run.finish()
-
-    def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take the named numbers of a step."""
-        self._run.log(dict(values), step=step)
 
 
 @dataclass(frozen=True)
@@ -94,7 +82,7 @@ class Outlets:
         """Give one event to all."""
         values = {name: value for name, value in asdict(event).items() if value is not None}
         self.log.append(values)
-        if self.reporter is not None and event.loss is not None:
+        if self.reporter is not None and event.kind != "save":
             self.reporter.log(_flat(event), event.step)
         self.on_event(event)
 
@@ -162,10 +150,11 @@ def make_optimizer(heads: MedusaHeads, settings: TrainSettings) -> torch.optim.A
 
 @dataclass(frozen=True)
 class Sets:
-    """Examples to learn from and examples kept for measuring."""
+    """Examples to learn from, examples kept for measuring, and a decode of held-out prompts, if there are any."""
 
     train: Examples
     held_out: Examples
+    decode: Decode | None = None
 
 
 def train(
@@ -173,28 +162,40 @@ def train(
 ) -> Event:
     """Train `heads` in place, going on from the run folder's newest checkpoint if it has one; the last evaluation.
 
+    With patience, training may stop before its last step, and `heads` end as those that decoded best.
     Raises TrainingError when a number is not finite (naming the samples; the checkpoints and the log before it stay
     as they were), when the folder is another run's, or when it can't be written.
     """
     order = Order(len(sets.train), settings.batch_size, seed)
     total_steps = order.total_steps(settings.epochs, settings.max_steps)
-    state = TrainState(heads, make_optimizer(heads, settings), order.state(total_steps))
+    best = Best(settings.patience) if settings.patience else None
+    state = TrainState(heads, make_optimizer(heads, settings), order.state(total_steps), best)
     heads.train()
     first = checkpoints.restore(state)
     outlets.log.rewind(first)
     news = _News(order, total_steps, first, settings)
-    evaluated = news.event("eval", first, _evaluate(heads, sets.held_out, settings)) if first == total_steps else None
-    for step in range(first, total_steps):
+    decoding = Decoding(sets.decode, settings, best)
+    over = first == total_steps or decoding.given_up
+    evaluated = news.evaluated(first, heads, sets.held_out) if over else None
+    for step in range(first, first if over else total_steps):
         batch = _Batch(step + 1, order.rows(step), learning_rate(step, total_steps, settings))
         scores = _take_step(state, sets.train, batch, settings)
         outlets.send(news.event("train", step + 1, scores))
         last = step + 1 == total_steps
+        decoded = decoding.after(step + 1, heads, last=last)
+        if decoded is not None:
+            outlets.send(news.decoded(step + 1, decoded, decoding))
+            last = last or decoding.given_up
         if last or (step + 1) % settings.eval_steps == 0:
-            evaluated = news.event("eval", step + 1, _evaluate(heads, sets.held_out, settings))
+            evaluated = news.evaluated(step + 1, heads, sets.held_out)
             outlets.send(evaluated)
         if last or (step + 1) % settings.save_steps == 0:
             checkpoints.save(step + 1, state)
             outlets.send(news.event("save", step + 1, None))
+        if last:
+            break
+    if best is not None:
+        best.give_to(heads)
     assert evaluated is not None
     return evaluated
 
@@ -241,8 +242,16 @@ def _check_finite(scores: Scores, heads: MedusaHeads, examples: Examples, batch:
     )
 
 
-def _evaluate(heads: MedusaHeads, examples: Examples, settings: TrainSettings) -> Scores:
-    """Scores on evenly spread held-out examples, the same ones each time."""
+@dataclass(frozen=True)
+class _Evaluated:
+    """Scores on held-out examples, and each head's share of right guesses where all before were right."""
+
+    scores: Scores
+    conditional_K: list[float]
+
+
+def _evaluate(heads: MedusaHeads, examples: Examples, settings: TrainSettings) -> _Evaluated:
+    """Of evenly spread held-out examples, the same ones each time."""
     rows = np.linspace(0, len(examples) - 1, min(len(examples), EVAL_EXAMPLES)).astype(np.int64)
     device = heads.weight.device
     parts = []
@@ -251,7 +260,8 @@ def _evaluate(heads: MedusaHeads, examples: Examples, settings: TrainSettings) -
         inputs_BI = heads.inputs(examples.hidden(rows_B, device), examples.paths(rows_B, device))
         labels_BK = examples.labels(rows_B, device)
         parts.append(score(heads, inputs_BI, labels_BK, head_decay=settings.head_decay, chunk=settings.loss_chunk))
-    return combine(parts, settings.head_decay)
+    scores = combine(parts, settings.head_decay)
+    return _Evaluated(scores, chain_accuracy(scores.right_BK.cpu().numpy(), examples, rows))
 
 
 class _News:
@@ -264,7 +274,23 @@ class _News:
         self._settings = settings
         self._began = time.perf_counter()
 
-    def event(self, kind: Literal["train", "eval", "save"], step: int, scores: Scores | None) -> Event:
+    def evaluated(self, step: int, heads: MedusaHeads, held_out: Examples) -> Event:
+        """An evaluation after `step` steps."""
+        found = _evaluate(heads, held_out, self._settings)
+        return replace(self.event("eval", step, found.scores), conditional_K=found.conditional_K)
+
+    def decoded(self, step: int, decoded: Decoded, decoding: Decoding) -> Event:
+        """The event of a decode after `step` steps."""
+        best = decoding.best
+        return replace(
+            self.event("decode", step, None),
+            **asdict(decoded),
+            decode_seconds=decoding.seconds,
+            best_step=best.step if best else None,
+            waited=best.waited if best else None,
+        )
+
+    def event(self, kind: Literal["train", "eval", "decode", "save"], step: int, scores: Scores | None) -> Event:
         """The event after `step` steps."""
         seconds = max(time.perf_counter() - self._began, 1e-9)
         done = step - self._first
@@ -284,8 +310,8 @@ class _News:
 
 def _flat(event: Event) -> dict[str, float]:
     """An event's numbers by name, one level deep."""
-    assert event.loss is not None
-    values = {f"{event.kind}/loss": event.loss, f"{event.kind}/learning_rate": event.learning_rate}
-    for name, numbers in (("loss", event.loss_K), ("top1", event.top1_K)):
+    names = ("tokens_per_step", "speedup") if event.kind == "decode" else ("loss", "learning_rate")
+    values: dict[str, float] = {f"{event.kind}/{name}": getattr(event, name) for name in names}
+    for name, numbers in (("loss", event.loss_K), ("top1", event.top1_K), ("conditional", event.conditional_K)):
         values |= {f"{event.kind}/{name}_head_{head + 1}": number for head, number in enumerate(numbers or [])}
     return values

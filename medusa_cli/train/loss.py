@@ -23,7 +23,7 @@ class Scores:
     """What a batch cost and how often the best guess was right, per head, over the pairs asked.
 
     loss is what is minimised: the sum over heads of head_decay ** k times that head's mean loss. A head with nothing
-    to learn from counts 0. pair_loss_BK is 0 where nothing is asked.
+    to learn from counts 0. pair_loss_BK is 0 where nothing is asked, and right_BK False.
     """
 
     loss: Tensor
@@ -31,6 +31,7 @@ class Scores:
     right_K: Tensor
     count_K: Tensor
     pair_loss_BK: Tensor
+    right_BK: Tensor
 
     @property
     def top1_K(self) -> Tensor:
@@ -42,8 +43,8 @@ def combine(parts: Sequence[Scores], head_decay: float) -> Scores:
     """The scores of several batches as of one."""
     pair_loss_BK = torch.cat([part.pair_loss_BK for part in parts])
     count_K = torch.stack([part.count_K for part in parts]).sum(0)
-    right_K = torch.stack([part.right_K for part in parts]).sum(0)
-    return _sum_up(pair_loss_BK, right_K, count_K, head_decay)
+    right_BK = torch.cat([part.right_BK for part in parts])
+    return _sum_up(pair_loss_BK, right_BK, count_K, head_decay)
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,14 @@ def _score(
             grad_BKH.view(-1, grad_BKH.shape[-1])[piece.rows_C] = grad_CW @ projection.weight_WH * weight_C[:, None]
             if heads.output_weight is not None:
                 _learn_output(heads, piece.head, grad_CW, inputs_CH * weight_C[:, None], weight_C)
-    return _sum_up(pair_loss_BK, right_BK.sum(0), count_K, head_decay)
+    return _sum_up(pair_loss_BK, right_BK, count_K, head_decay)
 
 
-def _sum_up(pair_loss_BK: Tensor, right_K: Tensor, count_K: Tensor, head_decay: float) -> Scores:
+def _sum_up(pair_loss_BK: Tensor, right_BK: Tensor, count_K: Tensor, head_decay: float) -> Scores:
     """Per-head means and their weighted sum."""
     loss_K = pair_loss_BK.sum(0) / count_K.clamp(min=1)
     loss = (loss_K * _decay(len(loss_K), head_decay, loss_K)).sum()
-    return Scores(loss=loss, loss_K=loss_K, right_K=right_K, count_K=count_K, pair_loss_BK=pair_loss_BK)
+    return Scores(loss, loss_K, right_BK.sum(0), count_K, pair_loss_BK, right_BK)
 
 
 def _decay(num_heads: int, head_decay: float, like: Tensor) -> Tensor:

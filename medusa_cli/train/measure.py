@@ -109,6 +109,21 @@ def measure(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk: in
     return Measurement(ranks, accuracy_of(ranks, examples, source), path_frequencies(ranks))
 
 
+def chain_accuracy(right_NK: NDArray[np.bool_], examples: Examples, rows_N: NDArray[np.int64]) -> list[float]:
+    """Per head, how often its best guess is right where those of all before were: rank 0 of `Accuracy.conditional`.
+
+    right_NK   whether each head's best guess is right at these rows of the examples; 0 where no place qualifies
+    """
+    asked_NK = examples.labels_NK[rows_N] != NOT_ASKED
+    before_N = examples.corpus.supervised_T[examples.places_N[rows_N] + 1] & asked_NK[:, 0]
+    shares = []
+    for right_N, asked_N in zip(right_NK.T, asked_NK.T, strict=True):
+        before_N = before_N & asked_N
+        shares.append(float((right_N & before_N).sum() / max(before_N.sum(), 1)))
+        before_N = before_N & right_N
+    return shares
+
+
 def rank_places(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk: int) -> Ranks:
     """The true tokens' ranks at every place where decoding could stand: the next token is the target's own."""
     stands_N = examples.corpus.supervised_T[examples.places_N + 1] & (examples.labels_NK[:, 0] != NOT_ASKED)

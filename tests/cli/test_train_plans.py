@@ -33,8 +33,9 @@ def test_a_plan_bounds_what_the_run_then_does_and_changes_nothing(
     assert "time: about 0:0" in shown
     assert before["recipe"]["data"]["num_samples"] == 12
     seconds = before["seconds"]
-    assert min(seconds["prompts"], seconds["answers"], seconds["training"]) > 0
-    assert seconds["total"] == pytest.approx(seconds["prompts"] + seconds["answers"] + seconds["training"])
+    stages = ("prompts", "answers", "training", "decodes")
+    assert min(seconds[stage] for stage in stages) > 0
+    assert seconds["total"] == pytest.approx(sum(seconds[stage] for stage in stages))
     assert (after["seconds"]["prompts"], after["seconds"]["answers"]) == (0, 0)  # they are there
     # float32 weights of the tiny model, by hand: embeddings and output, two layers, norms
     layer = 32 * 32 * 2 + 16 * 32 * 2 + 3 * 32 * 48 + 2 * 32
@@ -70,6 +71,24 @@ def test_a_plan_of_answers_made_anew_counts_who_makes_them(
     assert seconds["prompts"] > 0
     assert seconds["reading"] > 0
     assert seconds["answers"] == 0
+
+
+def test_a_plan_counts_decodes_that_are_wanted_and_all_of_them_where_they_decide(
+    medusa: Medusa, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from medusa_cli.produce import plan as module
+    from medusa_cli.produce.effort import Effort
+
+    def decodes(*more: object) -> float:
+        args = train_args(tiny, tmp_path / "new", "--plan", "--json", "--max-steps", 50, *more)
+        return medusa(*args).document["seconds"]["decodes"]
+
+    monkeypatch.setattr(module, "measure_effort", lambda *_: Effort(0.0, 0.0, 1.0, decode=4.0))
+    assert decodes("--decode-steps", 0) == 0
+    assert decodes("--decode-steps", 20) == pytest.approx(3 * 4.0)
+    learning = 50 * 64 * 1.0
+    assert decodes("--decode-steps", 1) == pytest.approx(2 * 4.0 + learning / 19)
+    assert decodes("--decode-steps", 1, "--patience", 3) == pytest.approx(50 * 4.0)
 
 
 def test_a_plan_and_a_preview_are_not_shown_at_once(train: Callable[..., Done]) -> None:

@@ -2,18 +2,15 @@
 
 import json
 import math
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from medusa_cli.errors import MissingExtra, TrainingError
+from medusa_cli.errors import TrainingError
 from medusa_cli.recipe import TrainSettings
-from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
-from medusa_cli.train.loop import Order, Outlets, Sets, WandbReporter, learning_rate, make_optimizer, train
+from medusa_cli.train.loop import Order, Sets, learning_rate, make_optimizer, train
 from medusa_cli.train.measure import measure
 
 HEADS, REAL = 3, 47
@@ -67,6 +64,14 @@ def test_events_tell_every_step_each_evaluation_and_each_save(make_heads, sets, 
     assert first.examples_per_second > 0
     assert last.seconds_left == 0
     assert last.epoch == pytest.approx(7 * 32 / len(sets.train))
+
+
+def test_an_evaluation_tells_how_often_a_guess_is_right_where_those_before_are(make_heads, sets, make_run):
+    run, heads = make_run(), make_heads()
+    last = train(heads, sets, settings(max_steps=60, learning_rate=0.03), 0, run.checkpoints, run.outlets)
+    accuracy = measure(heads, sets.held_out, num_ranks=4, chunk=16, source="counting").accuracy
+    assert max(last.conditional_K) > 0
+    assert last.conditional_K == pytest.approx([row[0] for row in accuracy.conditional])
 
 
 def test_the_log_holds_every_event_once(make_heads, sets, make_run):
@@ -147,33 +152,3 @@ def test_only_matrices_decay(make_heads):
     assert [id(p) for p in decayed["params"]] == [id(heads.weight), id(heads.output_weight)]
     assert [id(p) for p in spared["params"]] == [id(heads.bias), id(heads.output_bias)]
     assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
-
-
-def test_a_reporter_gets_flat_numbers_of_steps_and_evaluations(make_heads, sets, tmp_path, make_run, monkeypatch):
-    logged = []
-    run = SimpleNamespace(log=lambda values, step: logged.append((step, values)))
-    wandb = SimpleNamespace(init=lambda **_: run, Settings=SimpleNamespace, Error=ValueError)
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    outlets = Outlets(lambda _: None, TrainLog(tmp_path), WandbReporter("project", {"seed": 0}))
-    train(make_heads(), sets, settings(max_steps=2), 0, make_run().checkpoints, outlets)
-    assert [step for step, _ in logged] == [1, 2, 2]
-    assert set(logged[0][1]) >= {"train/loss", "train/learning_rate", "train/loss_head_1", "train/top1_head_3"}
-    assert "eval/top1_head_1" in logged[-1][1]
-
-
-def test_a_reporter_that_can_t_start_says_what_else_there_is(monkeypatch):
-    def init(**_):
-        raise ValueError("no account")
-
-    wandb = SimpleNamespace(init=init, Settings=SimpleNamespace, Error=ValueError)
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    with pytest.raises(TrainingError, match="can't start: no account") as caught:
-        WandbReporter("project", {})
-    assert "WANDB_MODE=offline" in caught.value.hint
-
-
-def test_a_missing_reporter_package_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(MissingExtra) as caught:
-        WandbReporter("project", {})
-    assert "[wandb]" in caught.value.hint
