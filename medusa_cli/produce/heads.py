@@ -8,7 +8,7 @@ heads.safetensors heads.json tree.json accuracy.json train.jsonl provenance.json
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,12 +29,14 @@ from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
 from medusa_cli.produce.gather import gather, own_words
 from medusa_cli.produce.stage import OnProgress, Stage
+from medusa_cli.produce.together import Task, call
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.card import FittedTree, Provenance, write_card
 from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
 from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
+from medusa_cli.train.parallel import ALONE, Group
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,11 @@ class Made:
 class Material:
     """What the data stage leaves: samples of `corpus` to learn from, and samples of `judge` to be measured on.
 
-    The judge's learnt tokens are always the target's own words; it is the corpus itself when those are too.
+    The corpus lies in the folder `store`. The judge's learnt tokens are always the target's own words; it is the
+    corpus itself when those are too.
     """
 
+    store: Path
     corpus: Corpus
     learnt: Sequence[int]
     judge: Corpus
@@ -74,12 +78,19 @@ class Material:
 
 
 def make_heads(
-    recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, command: str, source: MedusaHeads | None
+    recipe: Recipe,
+    target: Target,
+    folder: RunFolder,
+    hooks: Hooks,
+    command: str,
+    source: MedusaHeads | None,
+    group: Group = ALONE,
 ) -> Made:
     """The whole path. Raises the errors of its stages; what is finished stays, and the same call goes on from it.
 
     command   the command line, for the model card
     source    heads to go on from: `source_of`
+    group     the processes that train them; this one leads, and the others are in `together.answer_call`
     """
     folder.claim(target.fingerprint)
     material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks)
@@ -95,7 +106,10 @@ def make_heads(
     )
     folder.begin_training(target.fingerprint)
     outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
-    train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
+    checkpoints = folder.checkpoints(target.fingerprint)
+    task = Task(material.store.resolve(), list(material.learnt), recipe.train, recipe.seed, checkpoints)
+    call(group, task, heads, recipe)
+    train(heads, replace(sets, group=group), recipe.train, recipe.seed, checkpoints, outlets)
     _refuse_overflow(heads, recipe.heads.stored)
     write_heads(heads, folder.path, getattr(torch, recipe.heads.stored))
     # What is stored is what is measured: storing in 16 bits rounds.
@@ -128,10 +142,11 @@ def _gather(stage: Stage, hooks: Hooks) -> Material:
     answers = {**gathered.answers, "lengths": _lengths(corpus)}
     if gathered.by_target:
         counts["tokens written"] += counts["tokens learnt"]
-        return Material(corpus, split.train, corpus, split.held_out, counts, answers)
+        return Material(gathered.store, corpus, split.train, corpus, split.held_out, counts, answers)
     judge = own_words(stage, corpus, split.held_out)
     counts["tokens written"] = int(judge.supervised_T.sum())
-    return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers)
+    own = range(judge.num_samples)
+    return Material(gathered.store, corpus, split.train, judge, own, counts, answers)
 
 
 def _lengths(corpus: Corpus) -> dict[str, float]:
