@@ -31,7 +31,7 @@ class Place:
 def place_of(environment: Mapping[str, str]) -> Place:
     """The place a launcher gave this process. Raises TrainingError for names that contradict each other."""
     size = _number(environment, "WORLD_SIZE", 1)
-    if size == 1:
+    if size <= 1:
         return Place()
     missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environment]
     if missing:
@@ -62,4 +62,4 @@ def _number(environment: Mapping[str, str], name: str, default: int) -> int:
     text = environment.get(name, str(default))
     if not (text.isascii() and text.isdigit()):
         raise TrainingError(f"{name}={text} in the environment is no number", "launch with torchrun or accelerate")
-    return max(int(text), default)
+    return int(text)

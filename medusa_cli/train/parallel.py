@@ -173,20 +173,20 @@ class Processes:
         except RuntimeError as error:
             if self.place.leads:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)  # this process ends by itself, after it has spoken
-            raise self._lost() from error
+            raise self._lost(f"one of the {self.place.size} training processes has ended") from error
 
     def _on_end(self, *_: int | FrameType | None) -> None:
         """The launcher ends the leader."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise self._lost()
+        raise self._lost("the launcher ended all training processes (SIGTERM)")
 
-    def _lost(self) -> TrainingError:
+    def _lost(self, otherwise: str) -> TrainingError:
         """Why this process can't go on, in the words of the one that failed if it had any."""
         self._lost_one = True
         with contextlib.suppress(RuntimeError):  # the store may be gone as well
             if self._store.check([_FAULT]):
                 return TrainingError(self._store.get(_FAULT).decode(), _GO_ON)
-        return TrainingError(f"one of the {self.place.size} training processes has ended", _GO_ON)
+        return TrainingError(otherwise, _GO_ON)
 
     def _leave_word(self, error: BaseException) -> None:
         """A follower: tell the leader, who may be waiting, what happened here; not that it noticed another's end."""
