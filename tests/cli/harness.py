@@ -86,7 +86,7 @@ def kill_group(process: subprocess.Popen[str]) -> None:
 def make_model(
     folder: Path, seed: int = 0, hidden_size: int = 32, layers: int = 2, vocab: int = 304, tied: bool = False
 ) -> Path:
-    """A random llama, by default of two layers, with a byte-level tokenizer and a chat template, as save_pretrained leaves it."""
+    """A random llama with a byte-level tokenizer and a chat template, as save_pretrained leaves it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
