@@ -178,6 +178,9 @@ class TrainSettings(Settings):
     warmup_ratio: float = Field(0.03, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     head_decay: float = Field(0.8, gt=0, le=1, description="weight of head k's loss is head_decay ** k")
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="positions of a step learnt from at once, to bound memory; none: the whole step"
+    )
     loss_chunk: int = Field(512, ge=1, description="positions projected to the draft vocabulary at once")
     eval_steps: int = Field(100, ge=1)
     save_steps: int = Field(100, ge=1)

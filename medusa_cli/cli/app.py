@@ -23,6 +23,7 @@ from typer.core import TyperGroup
 from medusa_cli import __version__
 from medusa_cli.cli.console import GateFailed, print_error
 from medusa_cli.errors import MedusaError
+from medusa_cli.launch import follows
 
 # Modules with a function `command`, in the order of the help; medusa_cli.cli.train_heads is `medusa train-heads`.
 # A module with SUBCOMMANDS, functions named as they are called, is a group of them, and `command` says what it is for.
@@ -48,15 +49,17 @@ def main(args: Sequence[str] | None = None, commands: Iterable[str] = COMMANDS) 
     args = list(sys.argv[1:] if args is None else args)
     _open_streams()
     verbose = "--verbose" in args or "-v" in args or bool(os.environ.get("MEDUSA_TRACEBACK"))
+    # of several processes that train together the first one speaks for all
+    quiet = args[:1] == ["train-heads"] and follows(os.environ)
     try:
         code = _run(args, commands)
         sys.stdout.flush()
     except GateFailed as failure:
         code = _fail(EXIT_GATE, failure.message, failure.hint)
     except MedusaError as error:
-        code = _fail(EXIT_ERROR, error.message, error.hint)
+        code = EXIT_ERROR if quiet else _fail(EXIT_ERROR, error.message, error.hint)
     except typer.TyperException as error:
-        code = _fail(error.exit_code, *_usage_lines(error))
+        code = error.exit_code if quiet else _fail(error.exit_code, *_usage_lines(error))
     except BrokenPipeError:
         code = EXIT_ERROR
     except (KeyboardInterrupt, typer.Abort):
@@ -65,7 +68,7 @@ def main(args: Sequence[str] | None = None, commands: Iterable[str] = COMMANDS) 
         if verbose:
             traceback.print_exception(error)
         code = _fail_unforeseen(error)
-    if code == EXIT_INTERRUPTED:
+    if code == EXIT_INTERRUPTED and not quiet:
         print("interrupted", file=sys.stderr)
     _settle_stdout()
     return code

@@ -1,5 +1,6 @@
 """`medusa train-heads`: from a model to a folder of heads, resumable at every stage."""
 
+import os
 import shlex
 import sys
 from contextlib import closing, contextmanager
@@ -12,6 +13,7 @@ from medusa_cli.cli.console import Console, Progress
 from medusa_cli.cli.masks import preview
 from medusa_cli.cli.options import setting
 from medusa_cli.errors import MissingExtra
+from medusa_cli.launch import Place, place_of
 from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, load_recipe
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from medusa_cli.produce.heads import Hooks, Made
     from medusa_cli.train.curves import Curves
     from medusa_cli.train.loop import Event, Reporter
+    from medusa_cli.train.parallel import Group
 
 
 def command(
@@ -134,8 +137,12 @@ def command(
     }
     recipe = load_recipe(config, overrides or (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
+    place = place_of(os.environ)
     if preview_masks and plan:
         raise typer.BadParameter("--preview-masks and --plan each show something of their own; give one")
+    if not place.leads:
+        _follow(recipe, place, idle=preview_masks or plan)
+        return
     if preview_masks:
         document = preview(recipe, console)
     elif plan:
@@ -143,13 +150,33 @@ def command(
 
         document = show_plan(recipe, console)
     else:
-        made = _run(recipe, console, resume_from_checkpoint)
+        made = _lead(recipe, console, resume_from_checkpoint, place)
         document = _document(recipe, made)
         _show(made, console)
     console.print_json(document, output_json)
 
 
-def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
+def _follow(recipe: Recipe, place: Place, *, idle: bool) -> None:
+    """One of several processes, and not the first: learn what that one says, print nothing."""
+    if idle:
+        return
+    from medusa_cli.produce.together import answer_call
+    from medusa_cli.train.parallel import Processes
+
+    with Processes(place).joined() as group:
+        answer_call(group, recipe)
+
+
+def _lead(recipe: Recipe, console: Console, resume: bool, place: Place) -> "Made":
+    """The process alone, or the first of several."""
+    from medusa_cli.train.parallel import device_of, group_at
+
+    device_of(recipe.target, place)  # too few GPUs for the processes are found now, and not after the data stage
+    with group_at(place) as group:
+        return _run(recipe, console, resume, group)
+
+
+def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Made":
     """Look at the folder, load the model and take the whole path; Ctrl-C says how to go on."""
     from medusa_cli.assemble import load_target
     from medusa_cli.produce.folder import open_folder
@@ -162,7 +189,7 @@ def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
         with folder.to_itself(), _reporter(recipe) as reporter, _Watch(console, reporter) as hooks:
             target = load_target(recipe.target)
             console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
-            return make_heads(recipe, target, folder, hooks, command, source)
+            return make_heads(recipe, target, folder, hooks, command, source, group)
     except KeyboardInterrupt:
         console.warn(
             f"stopped; all that is finished is in {folder.path}: the same command with --resume-from-checkpoint goes on"

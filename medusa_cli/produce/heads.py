@@ -30,6 +30,7 @@ from medusa_cli.produce.folder import RunFolder
 from medusa_cli.produce.gather import gather, own_words, prompts_of
 from medusa_cli.produce.probe import Probe, choose_prompts
 from medusa_cli.produce.stage import OnProgress, Stage
+from medusa_cli.produce.together import Task, call
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.card import FittedTree, Provenance, write_card
@@ -37,6 +38,7 @@ from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
 from medusa_cli.train.curves import PICTURE, Curves, as_markdown
 from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
+from medusa_cli.train.parallel import ALONE, Group
 
 
 @dataclass(frozen=True)
@@ -68,10 +70,12 @@ class Made:
 class Material:
     """What the data stage leaves: samples of `corpus` to learn from, and samples of `judge` to be measured on.
 
-    The judge's learnt tokens are always the target's own words; it is the corpus itself when those are too. `prompts`
-    are the ids of what the judge's samples answer, by key, as far as they are known.
+    The corpus lies in the folder `store`. The judge's learnt tokens are always the target's own words; it is the
+    corpus itself when those are too. `prompts` are the ids of what the judge's samples answer, by key, as far as they
+    are known.
     """
 
+    store: Path
     corpus: Corpus
     learnt: Sequence[int]
     judge: Corpus
@@ -82,12 +86,19 @@ class Material:
 
 
 def make_heads(
-    recipe: Recipe, target: Target, folder: RunFolder, hooks: Hooks, command: str, source: MedusaHeads | None
+    recipe: Recipe,
+    target: Target,
+    folder: RunFolder,
+    hooks: Hooks,
+    command: str,
+    source: MedusaHeads | None,
+    group: Group = ALONE,
 ) -> Made:
     """The whole path. Raises the errors of its stages; what is finished stays, and the same call goes on from it.
 
     command   the command line, for the model card
     source    heads to go on from: `source_of`
+    group     the processes that train them; this one leads, and the others are in `together.answer_call`
     """
     folder.claim(target.fingerprint)
     material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks)
@@ -103,8 +114,11 @@ def make_heads(
     )
     folder.begin_training(target.fingerprint)
     outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
-    sets = replace(sets, decode=_probe(recipe, target, material, hooks))
-    train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
+    checkpoints = folder.checkpoints(target.fingerprint)
+    task = Task(material.store.resolve(), list(material.learnt), recipe.train, recipe.seed, checkpoints)
+    call(group, task, heads, recipe)
+    sets = replace(sets, decode=_probe(recipe, target, material, hooks), group=group)
+    train(heads, sets, recipe.train, recipe.seed, checkpoints, outlets)
     curves = Curves.read(folder.path)
     hooks.say(f"training: {curves.account()}")
     _refuse_overflow(heads, recipe.heads.stored)
@@ -140,11 +154,12 @@ def _gather(stage: Stage, hooks: Hooks) -> Material:
     answers = {**gathered.answers, "lengths": _lengths(corpus)}
     if gathered.by_target:
         counts["tokens written"] += counts["tokens learnt"]
-        return Material(corpus, split.train, corpus, split.held_out, counts, answers, gathered.prompts)
+        return Material(gathered.store, corpus, split.train, corpus, split.held_out, counts, answers, gathered.prompts)
     judge = own_words(stage, corpus, split.held_out)
     counts["tokens written"] = int(judge.supervised_T.sum())
     asked = prompts_of(stage, corpus, split.held_out)
-    return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers, asked)
+    own = range(judge.num_samples)
+    return Material(gathered.store, corpus, split.train, judge, own, counts, answers, asked)
 
 
 def _lengths(corpus: Corpus) -> dict[str, float]:

@@ -37,7 +37,8 @@ _FREE: dict[str, Any] = {
         "server_timeout",
         "server_tries",
     },
-    "train": {"report_to", "save_steps", "eval_steps"},
+    # in how many pieces a step's gradient is taken changes it by rounding only
+    "train": {"report_to", "save_steps", "eval_steps", "micro_batch_size"},
 }
 
 

@@ -173,6 +173,10 @@ class Examples:
         """labels [B, K] int64 of these examples."""
         return torch.from_numpy(self.labels_NK[rows_B]).to(device).long()
 
+    def counts(self, rows_B: NDArray[np.int64]) -> Tensor:
+        """Per head, how many of these examples ask for a token of the draft vocabulary: [K] int64."""
+        return torch.from_numpy((self.labels_NK[rows_B] >= 0).sum(axis=0))
+
     def names(self, rows_B: NDArray[np.int64]) -> list[str]:
         """The keys of the samples these examples come from, each once, in order."""
         samples = self.corpus.sample_of(self.places_N[rows_B])

@@ -25,6 +25,7 @@ from medusa_cli.train.corpus import Examples
 from medusa_cli.train.decodes import Best, Decode, Decoded, Decoding
 from medusa_cli.train.loss import Scores, combine, score, score_and_learn
 from medusa_cli.train.measure import chain_accuracy
+from medusa_cli.train.parallel import ALONE, Group, Processes
 
 EVAL_EXAMPLES = 8192
 """Held-out examples an evaluation looks at, at most: enough for a curve; measure.py looks at all of them."""
@@ -150,11 +151,14 @@ def make_optimizer(heads: MedusaHeads, settings: TrainSettings) -> torch.optim.A
 
 @dataclass(frozen=True)
 class Sets:
-    """Examples to learn from, examples kept for measuring, and a decode of held-out prompts, if there are any."""
+    """Examples to learn from, examples kept for measuring, a decode of held-out prompts, if there are any, and the
+    processes that learn from shares of the first.
+    """
 
     train: Examples
     held_out: Examples
     decode: Decode | None = None
+    group: Group = ALONE
 
 
 def train(
@@ -179,7 +183,8 @@ def train(
     evaluated = news.evaluated(first, heads, sets.held_out) if over else None
     for step in range(first, first if over else total_steps):
         batch = _Batch(step + 1, order.rows(step), learning_rate(step, total_steps, settings))
-        scores = _take_step(state, sets.train, batch, settings)
+        sets.group.announce(step)
+        scores = _take_step(state, sets.train, batch, settings, sets.group)
         outlets.send(news.event("train", step + 1, scores))
         last = step + 1 == total_steps
         decoded = decoding.after(step + 1, heads, last=last)
@@ -194,10 +199,40 @@ def train(
             outlets.send(news.event("save", step + 1, None))
         if last:
             break
+    sets.group.announce(None)
     if best is not None:
         best.give_to(heads)
     assert evaluated is not None
     return evaluated
+
+
+def follow(
+    heads: MedusaHeads,
+    examples: Examples,
+    settings: TrainSettings,
+    seed: int,
+    checkpoints: Checkpoints,
+    group: Processes,
+) -> None:
+    """What every process but the leader, which is in `train`, does: its share of each step the leader announces.
+
+    Goes on from the leader's checkpoint, and writes nothing. Raises TrainingError as `train` does, and when the
+    leader is gone.
+    """
+    order = Order(len(examples), settings.batch_size, seed)
+    total_steps = order.total_steps(settings.epochs, settings.max_steps)
+    state = TrainState(heads, make_optimizer(heads, settings), order.state(total_steps))
+    heads.train()
+    done = checkpoints.restore(state)
+    for step in group.announced():
+        if step != done:
+            raise TrainingError(
+                f"{checkpoints.folder} holds step {done} here, and the first process goes on from {step}",
+                "put --output-dir on a disk that all machines share",
+            )
+        batch = _Batch(step + 1, order.rows(step), learning_rate(step, total_steps, settings))
+        _take_step(state, examples, batch, settings, group)
+        done += 1
 
 
 @dataclass(frozen=True)
@@ -209,23 +244,39 @@ class _Batch:
     learning_rate: float
 
 
-def _take_step(state: TrainState, examples: Examples, batch: _Batch, settings: TrainSettings) -> Scores:
-    """One batch: loss, gradient, check, update. The weights don't change when a number is not finite."""
+def _take_step(state: TrainState, examples: Examples, batch: _Batch, settings: TrainSettings, group: Group) -> Scores:
+    """One batch: loss, gradient, check, update. The weights don't change when a number is not finite.
+
+    This process's share is taken in pieces, and every gradient weighted by what the whole batch asks.
+    """
     heads = state.heads
     device = heads.weight.device
     state.optimizer.zero_grad(set_to_none=True)
-    scores = score_and_learn(
-        heads,
-        heads.inputs(examples.hidden(batch.rows_B, device), examples.paths(batch.rows_B, device)),
-        examples.labels(batch.rows_B, device),
-        head_decay=settings.head_decay,
-        chunk=settings.loss_chunk,
-    )
+    whole_K = examples.counts(batch.rows_B).to(device)
+    parts = [
+        score_and_learn(
+            heads,
+            heads.inputs(examples.hidden(rows_B, device), examples.paths(rows_B, device)),
+            examples.labels(rows_B, device),
+            head_decay=settings.head_decay,
+            chunk=settings.loss_chunk,
+            whole_K=whole_K,
+        )
+        for rows_B in _pieces(batch.rows_B[group.share(len(batch.rows_B))], settings.micro_batch_size)
+    ]
+    scores = group.whole(combine(parts, settings.head_decay), len(batch.rows_B), settings.head_decay)
+    group.sum_gradients(heads.parameters())
     _check_finite(scores, heads, examples, batch)
-    for group in state.optimizer.param_groups:
-        group["lr"] = batch.learning_rate
+    for parameters in state.optimizer.param_groups:
+        parameters["lr"] = batch.learning_rate
     state.optimizer.step()
     return scores
+
+
+def _pieces(rows_B: NDArray[np.int64], size: int | None) -> list[NDArray[np.int64]]:
+    """The rows in runs of `size` at most, or as they are; at least one run, which may be empty."""
+    size = size or max(len(rows_B), 1)
+    return [rows_B[start : start + size] for start in range(0, max(len(rows_B), 1), size)]
 
 
 def _check_finite(scores: Scores, heads: MedusaHeads, examples: Examples, batch: _Batch) -> None:

@@ -64,24 +64,41 @@ def score(heads: MedusaHeads, inputs_BI: Tensor, labels_BK: Tensor, *, head_deca
 
 
 def score_and_learn(
-    heads: MedusaHeads, inputs_BI: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int
+    heads: MedusaHeads,
+    inputs_BI: Tensor,
+    labels_BK: Tensor,
+    *,
+    head_decay: float,
+    chunk: int,
+    whole_K: Tensor | None = None,
 ) -> Scores:
-    """The loss of a batch; its gradient is added to the `grad` of the heads' trained parameters."""
+    """The loss of a batch; its gradient is added to the `grad` of the heads' trained parameters.
+
+    whole_K  pairs that each head is asked in the whole step, when the batch is a part of one: the gradients of all
+             parts add up to the whole's. None: the batch is the whole
+    """
     blocks_BKH = heads.block_forward(inputs_BI)
     grad_BKH = torch.zeros_like(blocks_BKH)
     with torch.no_grad():
-        scores = _score(heads, blocks_BKH.detach(), labels_BK, head_decay, chunk, grad_BKH)
+        scores = _score(heads, blocks_BKH.detach(), labels_BK, head_decay, chunk, grad_BKH, whole_K)
     blocks_BKH.backward(grad_BKH)
     return scores
 
 
 def _score(
-    heads: MedusaHeads, blocks_BKH: Tensor, labels_BK: Tensor, head_decay: float, chunk: int, grad_BKH: Tensor | None
+    heads: MedusaHeads,
+    blocks_BKH: Tensor,
+    labels_BK: Tensor,
+    head_decay: float,
+    chunk: int,
+    grad_BKH: Tensor | None,
+    whole_K: Tensor | None = None,
 ) -> Scores:
     """The scores of a batch; fills grad_BKH, and the gradients of an own output, when given."""
     num_heads = labels_BK.shape[1]
     count_K = (labels_BK >= 0).sum(0)
-    weight_K = _decay(num_heads, head_decay, blocks_BKH) / count_K.clamp(min=1)
+    weighed_K = count_K if whole_K is None else whole_K
+    weight_K = _decay(num_heads, head_decay, blocks_BKH) / weighed_K.clamp(min=1)
     weight_P = weight_K.expand_as(labels_BK).reshape(-1)
     pair_loss_BK = torch.zeros_like(labels_BK, dtype=blocks_BKH.dtype)
     right_BK = torch.zeros_like(labels_BK, dtype=torch.bool)
