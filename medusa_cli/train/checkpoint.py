@@ -35,6 +35,7 @@ _FREE: dict[str, Any] = {
         "server_temperature",
         "server_timeout",
         "server_tries",
+        "max_disk_gb",
     },
     "train": {"report_to", "save_steps", "eval_steps"},
 }
