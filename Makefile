@@ -13,7 +13,7 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench bench-writing exactness fuzz map docs clean
+.PHONY: help setup demo test lint type bench bench-writing bench-training exactness fuzz map docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench: setup ## the table of docs/benchmarks.md; PROMPTS=file.jsonl for other pr
 
 bench-writing: setup ## the data stage's writer against transformers' batched generate
 	$(BIN)/python -m medusa_cli.produce.versus
+
+bench-training: setup ## learning from kept hidden states against re-running the target at every step
+	$(BIN)/python -m medusa_cli.produce.rerun
 
 exactness: setup ## the table of docs/exactness.md: every architecture against transformers, token by token
 	$(BIN)/python -m tests.exactness_table
