@@ -12,6 +12,7 @@ Shape letters: N examples, B of them in a batch, K heads, H hidden, R texts read
 """
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -121,10 +122,14 @@ class Batches:
 
 @dataclass(frozen=True)
 class Steps:
-    """What an arm's steps took and lost, and the places each of them learnt from."""
+    """What an arm's steps took and lost, and the places each of them learnt from.
+
+    processor_seconds  of all threads: what busy neighbours change least; it tells nothing of a GPU's work
+    """
 
     places: list[int]
     seconds: list[float]
+    processor_seconds: list[float]
     losses: list[float]
 
     @property
@@ -162,18 +167,19 @@ def race(recipe: Recipe, arms: Mapping[str, Arm], held_out: Examples, texts: int
     """So many steps of every arm, in turns, each step begun by another; one step before them warms up."""
     # which places ask something depends on the texts alone, so the batches are the same places in every vocabulary
     batches = Batches.of(arms["stored"].examples, texts, recipe.seed)
-    taken = {name: Steps([], [], []) for name in arms}
+    taken = {name: Steps([], [], [], []) for name in arms}
     names = list(arms)
     for step in range(steps + 1):
         rows_B = batches.at(step)
         for name in names[step % len(names) :] + names[: step % len(names)]:
             device = arms[name].state.heads.weight.device
-            begun = now(device)
+            begun, begun_here = now(device), time.process_time()
             loss = arms[name].step(step + 1, rows_B, recipe.train)
-            seconds = now(device) - begun
+            seconds, seconds_here = now(device) - begun, time.process_time() - begun_here
             taken[name].losses.append(loss)
             if step:
                 taken[name].seconds.append(seconds)
+                taken[name].processor_seconds.append(seconds_here)
                 taken[name].places.append(len(rows_B))
     judge = arms["stored"].state.heads
     scores = {"stored": _scores(judge, held_out, recipe.train)}

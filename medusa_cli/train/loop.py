@@ -157,8 +157,7 @@ def make_optimizer(heads: MedusaHeads, settings: TrainSettings) -> torch.optim.A
     matrices: list[nn.Parameter] = [parameter for name, parameter in named if name.endswith("weight")]
     biases: list[nn.Parameter] = [parameter for name, parameter in named if not name.endswith("weight")]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": biases, "weight_decay": 0.0}]
-    # fused: one pass over each tensor, without copies of all of them
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=True)
+    return torch.optim.AdamW(groups, lr=settings.learning_rate)
 
 
 @dataclass(frozen=True)
@@ -231,9 +230,7 @@ def _take_step(state: TrainState, examples: Examples, batch: _Batch, settings: T
 def _check_finite(scores: Scores, heads: MedusaHeads, examples: Examples, batch: _Batch) -> None:
     """Raise TrainingError naming the samples of the batch whose loss or gradient is not finite."""
     gradients = [parameter.grad for parameter in heads.parameters() if parameter.grad is not None]
-    # the smallest and the largest number are found in one pass; isfinite would write as many booleans first
-    ends = [end for grad in gradients for end in grad.aminmax()]
-    if bool(torch.stack([scores.loss, *ends]).isfinite().all()):
+    if bool(torch.stack([scores.loss.isfinite(), *(grad.isfinite().all() for grad in gradients)]).all()):
         return
     bad_B = ~scores.pair_loss_BK.isfinite().all(1).cpu().numpy()
     names = examples.names(batch.rows_B[bad_B] if bad_B.any() else batch.rows_B)
