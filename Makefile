@@ -16,7 +16,7 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench bench-gpu bench-writing exactness fuzz map docs clean
+.PHONY: help setup demo test lint type bench bench-gpu bench-writing bench-training exactness fuzz map docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ bench-gpu: setup ## on a GPU: a 7B llama shape of random weights, by nodes and c
 
 bench-writing: setup ## the data stage's writer against transformers' batched generate
 	$(BIN)/python -m medusa_cli.produce.versus
+
+bench-training: setup ## learning from kept hidden states against re-running the target at every step
+	$(BIN)/python -m medusa_cli.produce.rerun
 
 exactness: setup ## the table of docs/exactness.md: every architecture against transformers, token by token
 	$(BIN)/python -m tests.exactness_table

@@ -122,6 +122,7 @@ class DataSettings(Settings):
     rows: int = Field(96, ge=1, description="rows decoded side by side while the target writes; requests in flight")
     workers: int = Field(1, ge=1, description="processes that write side by side, each with a copy of the model")
     held_out: float = Field(0.03, gt=0, lt=0.5, description="share of the samples kept for measuring")
+    max_disk_gb: float | None = Field(None, gt=0, description="gigabytes of hidden states; none: what is free")
     openings: tuple[str, ...] = Field(
         default_factory=lambda: _steering("openings"),
         min_length=1,

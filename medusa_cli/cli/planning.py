@@ -32,11 +32,18 @@ def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
         title=f"{recipe.target.model} -> {recipe.output_dir}",
     )
     console.out(f"heads: {plan.heads} of {plan.parameters:,} parameters in all")
-    for line in (_memory(plan), _time(plan)):
+    for line in (_memory(plan), _disk(plan), _time(plan)):
         console.out(line)
     seconds = asdict(plan.seconds) | {"total": plan.seconds.total} if plan.seconds else None
     memory = asdict(plan.memory) | {"needed": plan.memory.needed}
-    return {**asdict(plan), "memory": memory, "seconds": seconds, "recipe": recipe.model_dump(mode="json")}
+    disk = asdict(plan.disk) | {"fault": plan.disk.fault}
+    return {
+        **asdict(plan),
+        "memory": memory,
+        "disk": disk,
+        "seconds": seconds,
+        "recipe": recipe.model_dump(mode="json"),
+    }
 
 
 def _memory(plan: "Plan") -> str:
@@ -48,6 +55,14 @@ def _memory(plan: "Plan") -> str:
         f"memory: about {memory.needed // MIB:,} MiB at most (weights {memory.weights // MIB:,}, "
         f"with writing {memory.writing // MIB:,}, with training {memory.training // MIB:,}){free}{fits}"
     )
+
+
+def _disk(plan: "Plan") -> str:
+    """What the hidden states take at most, and what there is for them."""
+    disk = plan.disk
+    cap = "" if disk.cap is None else f", data.max_disk_gb allows {disk.cap // MIB:,}"
+    fits = ": too little (--num-samples, --max-seq-length)" if disk.fault else ""
+    return f"disk: hidden states take {disk.states // MIB:,} MiB at most; {disk.free // MIB:,} MiB are free{cap}{fits}"
 
 
 def _time(plan: "Plan") -> str:

@@ -22,15 +22,26 @@ from medusa_cli.errors import HeadsMismatch
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.kernels.blocks import nearest_grid
 from medusa_cli.kernels.layout import packed_linear
-from medusa_cli.kernels.packed import PackedLinear
+from medusa_cli.kernels.packed import PackedLinear, can_pack
 
 
 @dataclass(frozen=True)
 class Projection:
-    """An output layer over the draft vocabulary: logits = hidden @ weight_WH.T + bias_W."""
+    """An output layer over the draft vocabulary: logits = hidden @ weight_WH.T + bias_W.
+
+    packed  the same layer laid out for the CPU's kernels, where it is frozen and was packed; these have no gradient
+    """
 
     weight_WH: Tensor
     bias_W: Tensor | None
+    packed: PackedLinear | None = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [..., H] to logits [..., W]."""
+        if self.packed is not None:
+            laid_out: Tensor = self.packed(hidden)
+            return laid_out
+        return F.linear(hidden, self.weight_WH, self.bias_W)
 
 
 class MedusaHeads(nn.Module):
@@ -134,6 +145,14 @@ class MedusaHeads(nn.Module):
             self.packed_output = packed_linear(self.shared_weight, self.shared_bias, blocks=blocks)
         return self
 
+    def pack_output(self) -> "MedusaHeads":
+        """Lay a shared output out for the CPU's kernels, for heads that go on learning: it is frozen, and read at
+        every step. A copy of it; where kernels have no other layout, nothing.
+        """
+        if self.shared_weight is not None and can_pack(self.shared_weight.device, self.shared_weight.dtype):
+            self.packed_output = PackedLinear(self.shared_weight, self.shared_bias)
+        return self
+
     def _rows(self, table_V: Tensor) -> Tensor:
         """The draft vocabulary's rows of a table; a view, not a copy, when these are simply the first rows."""
         width = len(self.draft_ids)
@@ -224,7 +243,7 @@ class MedusaHeads(nn.Module):
         if self.output_weight is not None:
             return Projection(self.output_weight[head], None if self.output_bias is None else self.output_bias[head])
         assert self.shared_weight is not None, "bind(output_weight) comes first"
-        return Projection(self.shared_weight, self.shared_bias)
+        return Projection(self.shared_weight, self.shared_bias, self.packed_output)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """inputs [..., I] to logits [..., K, W] over the draft vocabulary."""
@@ -232,12 +251,8 @@ class MedusaHeads(nn.Module):
 
     def _project(self, blocks: Tensor, head: int | None) -> Tensor:
         """blocks [..., k, H] of one head, or of all, to logits [..., k, W]."""
-        if self.packed_output is not None:
-            packed: Tensor = self.packed_output(blocks)
-            return packed
         if self.output_weight is None or head is not None:
-            own = self.projection(head or 0)
-            return F.linear(blocks, own.weight_WH, own.bias_W)
+            return self.projection(head or 0).logits(blocks)
         logits = torch.einsum("...kh,kwh->...kw", blocks, self.output_weight)
         return logits if self.output_bias is None else logits + self.output_bias
 

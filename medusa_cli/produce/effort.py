@@ -95,7 +95,7 @@ def _learning(recipe: Recipe, heads: MedusaHeads) -> float:
     """Seconds a place of a training step."""
     settings, device = recipe.train, heads.weight.device
     places = min(settings.batch_size, PLACES)
-    optimizer = make_optimizer(heads, settings)
+    optimizer = make_optimizer(heads.pack_output(), settings)
     hidden_BH = torch.randn(places, heads.config.hidden_size, device=device)
     paths_BK = torch.zeros(places, heads.config.num_heads, dtype=torch.long, device=device)
     labels_BK = torch.randint(0, heads.config.draft_vocab, (places, heads.config.num_heads), device=device)

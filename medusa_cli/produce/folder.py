@@ -23,6 +23,7 @@ from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_setti
 # Settings of the data that may change from run to run: more samples are written to those that are there.
 FREE_DATA = {
     "num_samples", "rows", "workers", "held_out", "streaming", "on_bad_row", "server_timeout", "server_tries",
+    "max_disk_gb",
 }  # fmt: skip
 
 

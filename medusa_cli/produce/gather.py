@@ -16,6 +16,7 @@ from medusa_cli.data.asked import asked_turns
 from medusa_cli.data.conversations import Conversation, Counts, Message, read_conversations
 from medusa_cli.data.tokens import check_share
 from medusa_cli.errors import DataError, TrainingError
+from medusa_cli.produce.disk import check_answers
 from medusa_cli.produce.read import read_answers, tokenized
 from medusa_cli.produce.served import check_server, served
 from medusa_cli.produce.stage import Gathered, Stage
@@ -30,13 +31,15 @@ PLAIN_PROMPT = 32  # tokens of a text without roles that the target goes on from
 def gather(stage: Stage) -> Gathered:
     """The store of hidden states that the recipe asks for; what is there already is not made again.
 
-    Raises DataError when the data holds nothing usable, and what the writing itself raises.
+    Raises DataError when the data holds nothing usable, TrainingError before anything is written when the states may
+    not fit on the disk, and what the writing itself raises.
     """
     data = stage.recipe.data
     if data.dataset != "self":
         return _from_data_set(stage)
     if data.server:
         check_server(stage)
+    check_answers(stage, data.num_samples)
     return _answered(stage, write_prompts_of_its_own(stage))
 
 
@@ -71,6 +74,7 @@ def _from_data_set(stage: Stage) -> Gathered:
 
 def _answered(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Gathered:
     """Answers of the server, if the recipe names one, else of the target."""
+    check_answers(stage, len(asked))
     return served(stage, asked) if stage.recipe.data.server else answer(stage, asked)
 
 

@@ -25,6 +25,7 @@ from medusa_cli.formats.places import find_heads
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.heads.start import take_over
+from medusa_cli.produce.disk import check_training
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
 from medusa_cli.produce.gather import gather, own_words, prompts_of
@@ -112,6 +113,7 @@ def make_heads(
         f"{len(sets.train):,} places to learn from, {len(sets.held_out):,} held out; the draft vocabulary of "
         f"{heads.config.draft_vocab:,} covers {sets.train.coverage()[0]:.1%} of the tokens to learn"
     )
+    check_training(heads, folder.path)
     folder.begin_training(target.fingerprint)
     outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
     checkpoints = folder.checkpoints(target.fingerprint)

@@ -14,6 +14,7 @@ from medusa_cli.errors import TargetError
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.home import expanded
+from medusa_cli.produce.disk import Disk, disk_of, stored_bytes
 from medusa_cli.produce.effort import Effort, measure_effort
 from medusa_cli.produce.heads import fresh_heads
 from medusa_cli.recipe import DataSettings, Recipe
@@ -90,6 +91,7 @@ class Plan:
     heads: int
     parameters: int
     memory: Memory
+    disk: Disk
     seconds: Seconds | None = None
     why_not_timed: str | None = None
 
@@ -106,20 +108,29 @@ def plan_of(recipe: Recipe) -> Plan:
     steps = math.ceil(recipe.train.epochs * learnt / recipe.train.batch_size)
     parameters = _parameters(recipe, text.hidden_size, text.vocab_size)
     places = data.num_samples * (tokens + 1 if data.target_answers else data.max_seq_length)
+    ready = max(_lines(folder / "written" / store / "samples.jsonl") for store in ("answers", "read"))
+    state_bytes = places * (BYTES_A_NUMBER * text.hidden_size + BYTES_A_PLACE)
     return Plan(
         samples=data.num_samples,
         prompts_written=_lines(folder / "written" / "prompts.jsonl"),
-        samples_ready=max(_lines(folder / "written" / store / "samples.jsonl") for store in ("answers", "read")),
+        samples_ready=ready,
         tokens_at_most=data.num_samples * tokens,
         steps_saved=max((int(file.stem.partition("-")[2]) for file in folder.glob("checkpoints/step-*.pt")), default=0),
         steps_at_most=min(steps, recipe.train.max_steps or steps),
         bytes_there=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        bytes_at_most=places * (BYTES_A_NUMBER * text.hidden_size + BYTES_A_PLACE)
+        bytes_at_most=state_bytes
         + (COPIES_OF_THE_HEADS + (2 if recipe.train.patience else 0)) * BYTES_A_PARAMETER * parameters,
         heads=recipe.heads.num_heads,
         parameters=parameters,
         memory=_memory(recipe, config, parameters),
+        disk=_disk(recipe, folder, state_bytes // data.num_samples * max(0, data.num_samples - ready)),
     )
+
+
+def _disk(recipe: Recipe, folder: Path, missing: int) -> Disk:
+    """Room for so many bytes of hidden states at most, beside those that are there."""
+    there = sum(stored_bytes(folder / "written" / store) for store in ("answers", "read"))
+    return disk_of(recipe.data, folder, there, missing)
 
 
 def timed(plan: Plan, recipe: Recipe, say: Callable[[str], None]) -> Plan:
@@ -207,7 +218,8 @@ def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
     columns = min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens)
     output = text.vocab_size * text.hidden_size * BYTES_A_PARAMETER
     narrowed = recipe.heads.draft_vocab or text.vocab_size
-    pieces = 3 * recipe.train.loss_chunk * narrowed * BYTES_A_PARAMETER
+    # logits, softmax and its gradient; and a copy of the output's rows in the kernels' layout
+    pieces = (3 * recipe.train.loss_chunk + text.hidden_size) * narrowed * BYTES_A_PARAMETER
     # a decode has a copy of the heads, and patience the best ones
     learning = TRAINED_COPIES + bool(recipe.train.decode_steps) + bool(recipe.train.patience)
     return Memory(

@@ -7,6 +7,7 @@ import torch
 
 from medusa_cli.data.conversations import Conversation, Counts
 from medusa_cli.data.tokens import Tokens, tokenize
+from medusa_cli.produce.disk import check_states
 from medusa_cli.produce.stage import Gathered, Stage
 from medusa_cli.produce.surprise import perplexity, warning_of
 from medusa_cli.train.store import HiddenStore, Sample
@@ -25,7 +26,8 @@ def read_answers(stage: Stage, samples: Mapping[str, Tokens], whose: str) -> Gat
 
     whose   whose answers they are, in that warning
 
-    Raises TargetError before the first forward when a token has no embedding.
+    Raises TargetError before the first forward when a token has no embedding, and TrainingError when the disk is too
+    small for the states.
     """
     store = stage.folder / "read"
     _read_missing(stage, samples, store)
@@ -43,6 +45,7 @@ def _read_missing(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> 
         done = set(store.keys)
         missing = [(key, sample) for key, sample in samples.items() if key not in done]
         missing.sort(key=lambda pair: -len(pair[1].ids))
+        check_states(stage, folder, sum(len(sample.ids) for _, sample in missing))
         tokens, count = 0, len(done)
         stage.on_progress("reading", count, len(samples), 0)
         while missing:

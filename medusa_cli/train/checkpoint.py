@@ -36,6 +36,7 @@ _FREE: dict[str, Any] = {
         "server_temperature",
         "server_timeout",
         "server_tries",
+        "max_disk_gb",
     },
     # in how many pieces a step's gradient is taken changes it by rounding only
     "train": {"report_to", "save_steps", "eval_steps", "micro_batch_size"},

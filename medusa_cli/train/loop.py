@@ -174,7 +174,7 @@ def train(
     total_steps = order.total_steps(settings.epochs, settings.max_steps)
     best = Best(settings.patience) if settings.patience else None
     state = TrainState(heads, make_optimizer(heads, settings), order.state(total_steps), best)
-    heads.train()
+    heads.train().pack_output()
     first = checkpoints.restore(state)
     outlets.log.rewind(first)
     news = _News(order, total_steps, first, settings)

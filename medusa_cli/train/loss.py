@@ -105,9 +105,7 @@ def _score(
     blocks_PH = blocks_BKH.flatten(0, 1)
     for piece in _pieces(heads, labels_BK, chunk):
         inputs_CH, projection = blocks_PH[piece.rows_C], piece.projection
-        logits_CW = inputs_CH @ projection.weight_WH.T
-        if projection.bias_W is not None:
-            logits_CW += projection.bias_W
+        logits_CW = projection.logits(inputs_CH)
         wanted_C = logits_CW.gather(1, piece.labels_C[:, None]).squeeze(1)
         best_C = logits_CW.amax(1)
         softmax_CW = logits_CW.softmax(1)

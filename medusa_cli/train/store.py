@@ -132,7 +132,7 @@ class HiddenStore:
     def _cut(self) -> None:
         """Drop everything past the last complete sample."""
         total = self.num_positions
-        for name, size in _bytes_per_place(self.hidden_size).items():
+        for name, size in bytes_per_place(self.hidden_size).items():
             with (self.folder / name).open("ab") as stream:
                 stream.truncate(total * size)
         lines = "".join(json.dumps({"key": key, "length": length}) + "\n" for key, length in self._index)
@@ -156,7 +156,7 @@ def as_float16(sample: Sample, hidden_size: int) -> NDArray[np.float16]:
     return hidden_TH
 
 
-def _bytes_per_place(hidden_size: int) -> dict[str, int]:
+def bytes_per_place(hidden_size: int) -> dict[str, int]:
     """Bytes a token takes in each data file."""
     return {name: np.dtype(kind).itemsize * (hidden_size if kind is np.float16 else 1) for name, kind in DATA.items()}
 
@@ -177,7 +177,7 @@ def read_index(folder: Path, hidden_size: int) -> list[dict[str, Any]]:
     """The lines of samples.jsonl that are complete and whose numbers are all there."""
     file = folder / "samples.jsonl"
     text = file.read_text(encoding="utf-8") if file.exists() else ""
-    sizes = _bytes_per_place(hidden_size)
+    sizes = bytes_per_place(hidden_size)
     there = min((os.path.getsize(folder / n) // size if (folder / n).exists() else 0) for n, size in sizes.items())
     complete, total = [], 0
     for line in text.splitlines(keepends=True):

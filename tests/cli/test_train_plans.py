@@ -53,6 +53,26 @@ def test_a_plan_of_what_can_not_be_tried_here_says_why(medusa: Medusa, tiny: Pat
     assert ": too little (data.rows, data.workers)" in large.out
 
 
+def test_a_plan_says_what_the_states_take_and_a_cap_refuses_the_run_before_a_word_is_written(
+    medusa: Medusa, tiny: Path, data: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "new"
+    free = medusa(*train_args(tiny, folder, "--plan", "--json")).document["disk"]
+    # 12 answers of at most 40 tokens and the one before: 32 numbers of two bytes, an id and a flag each
+    assert (free["states"], free["missing"], free["cap"], free["fault"]) == (12 * 41 * 69, 12 * 41 * 69, None, None)
+    capped = medusa(*train_args(tiny, folder, "--plan", "data.max_disk_gb=0.00003"))
+    assert capped.code == 0
+    assert "data.max_disk_gb allows 0: too little (--num-samples, --max-seq-length)" in capped.out
+    run = medusa(*train_args(tiny, folder, "data.max_disk_gb=0.00003"))
+    assert run.code == 1
+    assert "error: the hidden states may take 3.39e-05 GB; data.max_disk_gb allows 3e-05 GB" in run.err
+    assert "hint: fewer samples (--num-samples)" in run.err
+    assert not list(folder.glob("written/**/*.jsonl"))
+    given = medusa(*train_args(tiny, tmp_path / "given", "--dataset", data, "data.max_disk_gb=0.00003"))
+    assert (given.code, "data.max_disk_gb allows 3e-05 GB" in given.err) == (1, True)
+    assert (tmp_path / "given" / "written" / "read" / "hidden.f16").stat().st_size == 0
+
+
 def test_a_plan_of_given_text_counts_its_reading(medusa: Medusa, tiny: Path, data: Path, tmp_path: Path) -> None:
     plan = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json", "--dataset", data)).document
     assert plan["seconds"]["reading"] > 0

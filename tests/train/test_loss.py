@@ -55,6 +55,23 @@ def test_loss_and_gradient_equal_torch_s_own_whatever_the_chunk(make_heads, chun
     torch.testing.assert_close(without.loss, scores.loss)
 
 
+@pytest.mark.parametrize("output_bias", [False, True])
+def test_a_shared_output_laid_out_for_the_cpu_teaches_the_same_and_is_not_saved(make_heads, output_bias):
+    plain, packed = (randomise(make_heads(draft_ids=DRAFT, output_bias=output_bias, num_layers=2)) for _ in range(2))
+    packed.pack_output()
+    assert packed.packed_output is not None
+    for heads in (plain, packed):
+        scores = score_and_learn(heads, *batch(), head_decay=DECAY, chunk=7)
+        assert float(scores.loss) == pytest.approx(float(plain_loss(plain, *batch())))
+    for one, other in zip(plain.parameters(), packed.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+    assert packed.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_an_output_that_learns_is_not_laid_out_anew(make_heads):
+    assert make_heads(own_output=True).pack_output().packed_output is None
+
+
 def test_accuracy_counts_best_guesses_over_the_pairs_asked(make_heads):
     heads = randomise(make_heads(draft_ids=DRAFT))
     hidden_BH, labels_BK = batch()
