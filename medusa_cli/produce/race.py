@@ -31,6 +31,7 @@ from medusa_cli.train import loop
 from medusa_cli.train.checkpoint import TrainState
 from medusa_cli.train.corpus import NOT_ASKED, Corpus, Examples, choose_draft_ids
 from medusa_cli.train.loss import Scores, score
+from medusa_cli.train.parallel import ALONE
 
 ARMS = ("stored", "rerun", "plain", "stored-all")
 SAME_LOSS = {"rerun": "stored", "plain": "stored-all"}
@@ -76,8 +77,8 @@ class Arm:
         """Learn these examples, at a constant rate; their loss."""
         if self.name == "plain":
             return _plain_step(self.state, self.examples, rows_B, settings)
-        batch = loop._Batch(number, rows_B, settings.learning_rate)
-        return float(loop._take_step(self.state, self.examples, batch, settings).loss)
+        batch = loop.Batch(number, rows_B, settings.learning_rate)
+        return float(loop.learn_batch(self.state, self.examples, batch, settings, ALONE).loss)
 
 
 def _plain_step(state: TrainState, examples: Examples, rows_B: NDArray[np.int64], settings: TrainSettings) -> float:

@@ -182,9 +182,9 @@ def train(
     over = first == total_steps or decoding.given_up
     evaluated = news.evaluated(first, heads, sets.held_out) if over else None
     for step in range(first, first if over else total_steps):
-        batch = _Batch(step + 1, order.rows(step), learning_rate(step, total_steps, settings))
+        batch = Batch(step + 1, order.rows(step), learning_rate(step, total_steps, settings))
         sets.group.announce(step)
-        scores = _take_step(state, sets.train, batch, settings, sets.group)
+        scores = learn_batch(state, sets.train, batch, settings, sets.group)
         outlets.send(news.event("train", step + 1, scores))
         last = step + 1 == total_steps
         decoded = decoding.after(step + 1, heads, last=last)
@@ -222,7 +222,7 @@ def follow(
     order = Order(len(examples), settings.batch_size, seed)
     total_steps = order.total_steps(settings.epochs, settings.max_steps)
     state = TrainState(heads, make_optimizer(heads, settings), order.state(total_steps))
-    heads.train()
+    heads.train().pack_output()
     done = checkpoints.restore(state)
     for step in group.announced():
         if step != done:
@@ -230,13 +230,13 @@ def follow(
                 f"{checkpoints.folder} holds step {done} here, and the first process goes on from {step}",
                 "put --output-dir on a disk that all machines share",
             )
-        batch = _Batch(step + 1, order.rows(step), learning_rate(step, total_steps, settings))
-        _take_step(state, examples, batch, settings, group)
+        batch = Batch(step + 1, order.rows(step), learning_rate(step, total_steps, settings))
+        learn_batch(state, examples, batch, settings, group)
         done += 1
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """One step's number (from 1), examples and learning rate."""
 
     step: int
@@ -244,7 +244,7 @@ class _Batch:
     learning_rate: float
 
 
-def _take_step(state: TrainState, examples: Examples, batch: _Batch, settings: TrainSettings, group: Group) -> Scores:
+def learn_batch(state: TrainState, examples: Examples, batch: Batch, settings: TrainSettings, group: Group) -> Scores:
     """One batch: loss, gradient, check, update. The weights don't change when a number is not finite.
 
     This process's share is taken in pieces, and every gradient weighted by what the whole batch asks.
@@ -279,7 +279,7 @@ def _pieces(rows_B: NDArray[np.int64], size: int | None) -> list[NDArray[np.int6
     return [rows_B[start : start + size] for start in range(0, max(len(rows_B), 1), size)]
 
 
-def _check_finite(scores: Scores, heads: MedusaHeads, examples: Examples, batch: _Batch) -> None:
+def _check_finite(scores: Scores, heads: MedusaHeads, examples: Examples, batch: Batch) -> None:
     """Raise TrainingError naming the samples of the batch whose loss or gradient is not finite."""
     gradients = [parameter.grad for parameter in heads.parameters() if parameter.grad is not None]
     if bool(torch.stack([scores.loss.isfinite(), *(grad.isfinite().all() for grad in gradients)]).all()):

@@ -66,7 +66,7 @@ def test_a_step_taken_in_pieces_teaches_what_a_whole_one_does(make_heads, sets, 
 
 def test_memory_of_a_step_grows_with_the_piece_and_not_with_the_batch(make_heads, largest_tensor, rng):
     from medusa_cli.train.corpus import Corpus, Examples
-    from medusa_cli.train.loop import Order, _Batch, _take_step, make_optimizer
+    from medusa_cli.train.loop import Batch, Order, learn_batch, make_optimizer
     from medusa_cli.train.store import Sample
 
     ids = rng.integers(0, 50, 3000).tolist()
@@ -77,8 +77,8 @@ def test_memory_of_a_step_grows_with_the_piece_and_not_with_the_batch(make_heads
     def largest(batch_size: int, micro: int | None) -> int:
         settings = TrainSettings(batch_size=batch_size, loss_chunk=4, micro_batch_size=micro)
         state = TrainState(heads, make_optimizer(heads, settings), {})
-        batch = _Batch(1, Order(len(examples), batch_size, 0).rows(0), 0.0)
-        return largest_tensor(lambda: _take_step(state, examples, batch, settings, ALONE))
+        batch = Batch(1, Order(len(examples), batch_size, 0).rows(0), 0.0)
+        return largest_tensor(lambda: learn_batch(state, examples, batch, settings, ALONE))
 
     parameters = max(parameter.numel() for parameter in heads.parameters())
     assert largest(2048, None) == 2 * largest(1024, None) > 2048 * 3 * 16 - 1
