@@ -45,7 +45,7 @@ def _guesses(axes: Any, curves: Curves) -> None:
 
 
 def _decodes(axes: Any, curves: Curves) -> None:
-    """Tokens a step on held-out prompts, the speed-up that the last one promises, and the heads that are kept."""
+    """Tokens a step on held-out prompts, and the decode of the heads that are stored: where it is, what it promises."""
     steps, tokens = _points(curves.decoded, "tokens_per_step")
     axes.plot(steps, tokens, "o-", color=COLOURS[4], markersize=4)
     axes.axhline(1.0, color=QUIET, linewidth=1)
@@ -56,8 +56,9 @@ def _decodes(axes: Any, curves: Curves) -> None:
         axes.annotate("kept", (steps[at], tokens[at]), (0, 9), textcoords="offset points", ha="center", fontsize=9)
     axes.set_ylim(0.95, 1.0 + 1.25 * max(max(tokens) - 1.0, 0.1))
     frame(axes, "Held-out prompts, decoded", "step", grid="both")
-    speedup = curves.decoded[-1]["speedup"]
-    axes.set_ylabel(f"tokens a step (the last: {tokens[-1]:.2f}, {speedup:.2f}x)", color=QUIET)
+    row = curves.stored
+    assert row is not None
+    axes.set_ylabel(f"tokens a step (stored: {row['tokens_per_step']:.2f}, {row['speedup']:.2f}x)", color=QUIET)
 
 
 def _points(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:

@@ -34,6 +34,12 @@ class Curves:
         """The step whose heads decoded best, where decodes decide which heads are stored."""
         return self.decoded[-1].get("best_step") if self.decoded else None
 
+    @property
+    def stored(self) -> Row | None:
+        """The decode with the heads that are stored: the best one where decodes decide, else the last."""
+        kept = [row for row in self.decoded if row["step"] == self.kept_step] or list(self.decoded)
+        return kept[-1] if kept else None
+
     def account(self) -> str:
         """A sentence on where training ended and whose heads were kept; empty when nothing was learnt."""
         if not self.train:
@@ -53,13 +59,13 @@ def as_markdown(curves: Curves, *, drawn: bool) -> str:
 
 
 def _how_decoded(curves: Curves) -> str:
-    """What the figures of decodes are, and the last one."""
-    if not curves.decoded:
+    """What the figures of decodes are, and those of the heads that are stored."""
+    row = curves.stored
+    if row is None:
         return ""
-    last = curves.decoded[-1]
     return (
-        f"At the last decode of held-out prompts, with a chain of all heads: {last['tokens_per_step']:.2f} tokens a "
-        f"step, {last['speedup']:.2f}x plain decoding by what such a step cost there. The fitted tree is another."
+        f"Held-out prompts decoded after step {row['step']:,}, with a chain of all heads: {row['tokens_per_step']:.2f} "
+        f"tokens a step, {row['speedup']:.2f}x plain decoding by what such a step cost there. The fitted tree differs."
     )
 
 

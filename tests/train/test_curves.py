@@ -61,6 +61,13 @@ def test_where_training_ended_and_whose_heads_were_kept_is_said(
     assert Curves.read(tmp_path).account() == said
 
 
+def test_the_figures_told_are_those_of_the_heads_that_are_stored(tmp_path: Path) -> None:
+    write_log(tmp_path, 8, 8, decodes=2, best=4)
+    assert "after step 4, with a chain of all heads: 1.50 tokens" in as_markdown(Curves.read(tmp_path), drawn=True)
+    write_log(tmp_path, 8, 8, decodes=2)
+    assert "after step 8, with a chain of all heads: 2.00 tokens" in as_markdown(Curves.read(tmp_path), drawn=True)
+
+
 def test_a_line_cut_short_and_a_log_that_is_not_there_are_no_harm(tmp_path: Path) -> None:
     write_log(tmp_path, 4, 4)
     with (tmp_path / "train.jsonl").open("a") as log:
