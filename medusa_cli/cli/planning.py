@@ -53,7 +53,9 @@ def _memory(plan: "Plan") -> str:
     fits = "" if memory.free is None or memory.free >= memory.needed else ": too little (data.rows, data.workers)"
     return (
         f"memory: about {memory.needed // MIB:,} MiB at most (weights {memory.weights // MIB:,}, "
-        f"with writing {memory.writing // MIB:,}, with training {memory.training // MIB:,}){free}{fits}"
+        f"while loading {memory.loading // MIB:,}, with writing {memory.writing // MIB:,}, "
+        f"with training {memory.training // MIB:,}; "
+        f"Python and libraries {memory.base // MIB:,} on top){free}{fits}"
     )
 
 

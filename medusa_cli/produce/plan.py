@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from medusa_cli.decode.room import free_bytes
 from medusa_cli.errors import TargetError
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.home import expanded
+from medusa_cli.kernels.packed import can_pack
 from medusa_cli.produce.disk import Disk, disk_of, stored_bytes
 from medusa_cli.produce.effort import Effort, measure_effort
 from medusa_cli.produce.heads import fresh_heads
+from medusa_cli.produce.memory import base_bytes, learning_bytes, model_of
 from medusa_cli.recipe import DataSettings, Recipe
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_config, weights_are_here
@@ -30,31 +31,34 @@ from medusa_cli.train.decodes import SHARE
 BYTES_A_NUMBER, BYTES_A_PLACE = 2, 5
 # the heads in float32, and two checkpoints of them with AdamW's two moments; with patience the best heads in each too
 COPIES_OF_THE_HEADS, BYTES_A_PARAMETER = 1 + 2 * 3, 4
-# while they learn: weights, gradients and two moments
-TRAINED_COPIES = 4
-# NF4: half a byte, and a float32 for each block of 64
-BYTES_IN_4_BITS = 0.5 + 4 / 64
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a run needs at most, about: the weights as they are held, and what the two long stages add to them.
+    """Bytes that a run needs at most, about: the weights as they are held, and what the long stages add to them.
 
+    The mapped file of hidden states is not counted: the system takes its pages back when it needs them.
+
+    base      Python and the libraries, as measured in this process; 0 for a run on a GPU
     weights   of one copy; the target's own model and each further writing process hold one
+    loading   the file, mapped while it is read, and the weights
     writing   copies of the weights, keys and values of all rows, and their logits
-    training  one copy of the weights, the heads with what the optimizer keeps, and the output matrix in float32
+    training  one copy of the weights, the output matrix in float32, the heads with what the optimizer keeps, and a
+              piece of a step or a checkpoint
     free      what the device has now; None where nobody can tell
     """
 
+    base: int
     weights: int
+    loading: int
     writing: int
     training: int
     free: int | None
 
     @property
     def needed(self) -> int:
-        """The larger of the two stages."""
-        return max(self.writing, self.training)
+        """The largest of the stages, on top of the base."""
+        return self.base + max(self.loading, self.writing, self.training)
 
 
 @dataclass(frozen=True)
@@ -206,42 +210,30 @@ def _answer_tokens(data: DataSettings) -> int:
 def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
     """Memory by stage, counted on a model without numbers."""
     text, data = config.get_text_config(), recipe.data
-    device, itemsize = _device(recipe), _dtype(recipe).itemsize
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    weights = _weight_bytes(model, itemsize, recipe.target.quantize == "4bit")
+    device, dtype = _device(recipe), _dtype(recipe)
+    on_cpu = device is not None and device.type == "cpu"
+    in_4_bits, model = recipe.target.quantize == "4bit", model_of(config)
+    packed = device is not None and recipe.target.runner != "eager" and not in_4_bits and can_pack(device, dtype)
+    held = model.held(dtype.itemsize, in_4_bits=in_4_bits, packed=packed)
+    weights = model.bytes(dtype.itemsize, in_4_bits=in_4_bits)
+    stored = model.numbers * (getattr(config, "dtype", None) or torch.float32).itemsize
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    a_token = 2 * text.num_hidden_layers * key_heads * width * itemsize
+    a_token = 2 * text.num_hidden_layers * key_heads * width * dtype.itemsize
     copies = data.workers + 1 if data.workers > 1 else 1
     rows = min(data.rows, data.num_samples) * data.workers
     columns = min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens)
-    output = text.vocab_size * text.hidden_size * BYTES_A_PARAMETER
-    narrowed = recipe.heads.draft_vocab or text.vocab_size
-    # logits, softmax and its gradient; and a copy of the output's rows in the kernels' layout
-    pieces = (3 * recipe.train.loss_chunk + text.hidden_size) * narrowed * BYTES_A_PARAMETER
-    # a decode has a copy of the heads, and patience the best ones
-    learning = TRAINED_COPIES + bool(recipe.train.decode_steps) + bool(recipe.train.patience)
+    # the heads read the output matrix itself where it lies in float32 as it was loaded
+    output = 0 if dtype == torch.float32 and (model.tied or not packed) else model.output * BYTES_A_PARAMETER
+    learning = learning_bytes(recipe, text.hidden_size, text.vocab_size, head_parameters, packed=on_cpu)
     return Memory(
+        base=base_bytes() if on_cpu else 0,
         weights=weights,
-        writing=copies * weights + rows * (columns * a_token + text.vocab_size * BYTES_A_PARAMETER),
-        training=weights + learning * BYTES_A_PARAMETER * head_parameters + output + pieces,
+        loading=weights + (stored if on_cpu else 0),
+        writing=copies * held + rows * (columns * a_token + text.vocab_size * BYTES_A_PARAMETER),
+        training=held + output + learning,
         free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
     )
-
-
-def _weight_bytes(model: Any, itemsize: int, in_4_bits: bool) -> int:
-    """Bytes of all weights, tied ones once; in 4 bits for the linear layers but the output."""
-    numbers = sum(parameter.numel() for parameter in model.parameters())
-    if not in_4_bits:
-        return numbers * itemsize
-    output = model.get_output_embeddings()
-    linear = sum(
-        module.weight.numel()
-        for module in model.modules()
-        if isinstance(module, torch.nn.Linear) and module is not output
-    )
-    return int((numbers - linear) * itemsize + linear * BYTES_IN_4_BITS)
 
 
 def _device(recipe: Recipe) -> torch.device | None:
