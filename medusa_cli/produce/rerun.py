@@ -18,9 +18,9 @@ import torch
 
 from medusa_cli.data.prompts import read_prompts
 from medusa_cli.data.tokens import Tokens, prompt_ids
+from medusa_cli.produce import read
 from medusa_cli.produce.crew import Manner, write_here
 from medusa_cli.produce.race import FROM_STORE, SAME_LOSS, Trial, arms_of, race
-from medusa_cli.produce.read import read_answers
 from medusa_cli.produce.stage import Stage
 from medusa_cli.produce.versus import PROMPTS
 from medusa_cli.recipe import Recipe, TargetSettings
@@ -136,9 +136,11 @@ def compare(
     """
     with tempfile.TemporaryDirectory(prefix="medusa-rerun-") as folder:
         begun = now(target.device)
-        gathered = read_answers(Stage(recipe, target, Path(folder), lambda *_: None), texts, "its own answers")
+        # the data stage's own pass, without its look at how likely the answers are: that is of some texts only
+        store = Path(folder) / "read"
+        read._read_missing(Stage(recipe, target, Path(folder), lambda *_: None), texts, store)
         states_seconds = now(target.device) - begun
-        corpus = Corpus.open(gathered.store)
+        corpus = Corpus.open(store)
         split = corpus.split(recipe.data.held_out, recipe.seed)
         arms = arms_of(recipe, target, model, corpus, split.train)
         draft_ids, num_heads = arms["stored"].state.heads.draft_ids, recipe.heads.num_heads
