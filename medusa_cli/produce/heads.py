@@ -8,6 +8,7 @@ heads.safetensors heads.json tree.json accuracy.json train.jsonl provenance.json
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -39,13 +40,19 @@ from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
 
 @dataclass(frozen=True)
 class Hooks:
-    """How a run is watched: the data stage's progress, the training's events, sentences and those that warn."""
+    """How a run is watched: the data stage's progress, the training's events, sentences and those that warn.
+
+    stop_asked   whether the user wants the run to stop; training looks after each step, and saves before it stops
+    between      what is entered where `stop_asked` is looked at, so that an interrupt needn't cut a step in two
+    """
 
     on_data: OnProgress
     on_event: Callable[[Event], None]
     say: Callable[[str], None]
     warn: Callable[[str], None]
     reporter: Reporter | None = None
+    stop_asked: Callable[[], bool] = bool
+    between: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -82,7 +89,7 @@ def make_heads(
     source    heads to go on from: `source_of`
     """
     folder.claim(target.fingerprint)
-    material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks)
+    material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks, folder.by_keys)
     heads = fresh_heads(recipe, target, _draft_ids(recipe, target, material, source))
     if source is not None:
         found = take_over(heads, source)
@@ -94,8 +101,9 @@ def make_heads(
         f"{heads.config.draft_vocab:,} covers {sets.train.coverage()[0]:.1%} of the tokens to learn"
     )
     folder.begin_training(target.fingerprint)
-    outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
-    train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
+    outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter, hooks.stop_asked)
+    with hooks.between():
+        train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
     _refuse_overflow(heads, recipe.heads.stored)
     write_heads(heads, folder.path, getattr(torch, recipe.heads.stored))
     # What is stored is what is measured: storing in 16 bits rounds.
@@ -109,15 +117,16 @@ def make_heads(
     return Made(folder.path, fitted, material.counts, material.answers)
 
 
-def _gather(stage: Stage, hooks: Hooks) -> Material:
-    """The data stage: samples, their split, and words of the target to measure on."""
+def _gather(stage: Stage, hooks: Hooks, by_keys: bool) -> Material:
+    """The data stage: samples, their split (`by_keys`, or as they were written), and the target's words to measure."""
     gathered = gather(stage)
     for note in gathered.notes:
         hooks.say(f"note: {note}")
     for warning in gathered.warnings:
         hooks.warn(warning)
     corpus = Corpus.open(gathered.store)
-    split = corpus.split(stage.recipe.data.held_out, stage.recipe.seed)
+    order = corpus.by_key() if by_keys else None
+    split = corpus.split(stage.recipe.data.held_out, stage.recipe.seed, order)
     prompts = stage.folder / "prompts.jsonl"
     counts = {
         **gathered.counts,
@@ -130,8 +139,10 @@ def _gather(stage: Stage, hooks: Hooks) -> Material:
         counts["tokens written"] += counts["tokens learnt"]
         return Material(corpus, split.train, corpus, split.held_out, counts, answers)
     judge = own_words(stage, corpus, split.held_out)
-    counts["tokens written"] = int(judge.supervised_T.sum())
-    return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers)
+    wanted = {corpus.keys[sample] for sample in split.held_out}
+    judged = [sample for sample in judge.by_key() if judge.keys[sample] in wanted]
+    counts["tokens written"] = sum(judge.learnt_tokens(sample) for sample in judged)
+    return Material(corpus, split.train, judge, judged, counts, answers)
 
 
 def _lengths(corpus: Corpus) -> dict[str, float]:

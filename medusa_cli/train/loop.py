@@ -84,11 +84,15 @@ class WandbReporter:
 
 @dataclass(frozen=True)
 class Outlets:
-    """Where news goes: a callback, a log file, and maybe a reporter."""
+    """Where news goes: a callback, a log file, and maybe a reporter; and whether the user asks to stop.
+
+    A run that is asked to stop saves after the step it is at and ends with KeyboardInterrupt.
+    """
 
     on_event: Callable[[Event], None]
     log: TrainLog
     reporter: Reporter | None = None
+    stop_asked: Callable[[], bool] = bool
 
     def send(self, event: Event) -> None:
         """Give one event to all."""
@@ -181,8 +185,10 @@ def train(
     state = TrainState(heads, make_optimizer(heads, settings), order.state(total_steps))
     heads.train()
     first = checkpoints.restore(state)
-    outlets.log.rewind(first)
+    told = outlets.log.rewind(first)
     news = _News(order, total_steps, first, settings)
+    if first and not told:  # the run was killed between a save and the news of it
+        outlets.send(news.event("save", first, None))
     evaluated = news.event("eval", first, _evaluate(heads, sets.held_out, settings)) if first == total_steps else None
     for step in range(first, total_steps):
         batch = _Batch(step + 1, order.rows(step), learning_rate(step, total_steps, settings))
@@ -192,9 +198,12 @@ def train(
         if last or (step + 1) % settings.eval_steps == 0:
             evaluated = news.event("eval", step + 1, _evaluate(heads, sets.held_out, settings))
             outlets.send(evaluated)
-        if last or (step + 1) % settings.save_steps == 0:
+        stopping = outlets.stop_asked()
+        if last or stopping or (step + 1) % settings.save_steps == 0:
             checkpoints.save(step + 1, state)
             outlets.send(news.event("save", step + 1, None))
+        if stopping and not last:
+            raise KeyboardInterrupt
     assert evaluated is not None
     return evaluated
 
