@@ -53,7 +53,7 @@ class Kind:
 
 SMALL = (
     "data.max_prompt_tokens=8", "data.max_answer_tokens=12", "train.batch_size=24", "tree.max_size=6", "--num-samples",
-    10, "--epochs", 4, "--save-steps", 3, "--eval-steps", 4, "--tree-size", 5, "--runner", "eager", "-q",
+    10, "--epochs", 2, "--save-steps", 3, "--eval-steps", 4, "--tree-size", 5, "--runner", "eager", "-q",
 )  # fmt: skip
 KINDS = (
     Kind("one text at a time", ("data.rows=1",)),

@@ -43,7 +43,7 @@ class RunFolder:
         """
         try:
             # the system drops the lock of a process that dies
-            lock = FileLock(self.path / ".lock").acquire(blocking=False)
+            lock = FileLock(self.path / _LOCK).acquire(blocking=False)
         except Timeout as error:
             raise TrainingError(
                 f"another run is writing to {self.path}", "wait until it ends, or choose another --output-dir"
@@ -88,6 +88,7 @@ class RunFolder:
             raise TrainingError(f"can't write to {self.path}: {error.strerror}", _ELSEWHERE) from error
 
 
+_LOCK = ".lock"
 _ELSEWHERE = "choose another --output-dir, or free some space"
 
 
@@ -105,7 +106,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
         _check_training(folder, resume)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / "run.json").touch()
+        (path / _LOCK).touch()  # run.json is whole or not there
     except OSError as error:
         raise TrainingError(f"can't write to {path}: {error.strerror}", _ELSEWHERE) from error
     return folder
@@ -129,14 +130,16 @@ def _data_identity(recipe: Recipe) -> dict[str, Any]:
 def _found(path: Path) -> dict[str, Any]:
     """run.json of a folder that was used before; nothing when there is none yet. Raises TrainingError."""
     mark = path / "run.json"
+    if not mark.is_file():
+        return {}
     try:
-        text = mark.read_text(encoding="utf-8") if mark.is_file() else ""
+        text = mark.read_text(encoding="utf-8")
         content = json.loads(text or "{}")
     except (OSError, ValueError) as error:
         raise TrainingError(f"{mark} can't be read: {error}", _MARK) from error
     if not isinstance(content, dict) or not isinstance(content.get("data", {}), dict):
         raise TrainingError(f"{mark} is damaged: it names no settings", _MARK)
-    # a run marks its folder before it writes anything else
+    # alone, an empty one is of a run that was killed at its start
     if not content and any((path / name).exists() for name in ("written", "checkpoints")):
         raise TrainingError(f"{mark} is empty, so whose run this is can't be told", _MARK)
     return content
