@@ -8,6 +8,8 @@ PYTEST_ARGS ?= -q
 PROMPTS ?=
 RUNNER ?= compiled
 BENCH ?= runs/bench
+# for `make soak`: --kills N, --all-lines
+SOAK_ARGS ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -16,7 +18,7 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench bench-gpu bench-writing bench-training exactness fuzz map docs clean
+.PHONY: help setup demo test lint type bench bench-gpu bench-writing bench-training exactness fuzz soak map docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -75,6 +77,9 @@ exactness: setup ## the table of docs/exactness.md: every architecture against t
 fuzz: setup ## look for files that crash the readers
 	$(BIN)/python -m pip install -c constraints.txt -e '.[fuzz]'
 	$(BIN)/hypothesis fuzz -- tests/fuzz
+
+soak: setup ## kill training runs over and over and compare what they leave; SOAK_ARGS=--all-lines for every place
+	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 map: setup ## each file of the package, in one line
 	@$(BIN)/python -m medusa_cli.cli.reference map

@@ -1,12 +1,13 @@
 """The `medusa` program: its commands, its exit codes, and how a mistake is told.
 
-0 fine · 1 error · 2 usage · 3 a gate failed · 70 a bug of ours · 130 interrupted
+0 fine · 1 error · 2 usage · 3 a gate failed · 70 a bug of ours · 130 interrupted · 143 told to end
 
 This file imports no torch, and a command's module only when that command is asked for: `medusa --help` answers at once.
 A command module imports torch inside its `command` function.
 """
 
 import ast
+import errno
 import importlib
 import importlib.util
 import io
@@ -36,7 +37,9 @@ COMMANDS: tuple[str, ...] = (
     "medusa_cli.cli.recipes",
 )
 
-EXIT_ERROR, EXIT_USAGE, EXIT_GATE, EXIT_BUG, EXIT_INTERRUPTED = 1, 2, 3, 70, 130
+EXIT_ERROR, EXIT_USAGE, EXIT_GATE, EXIT_BUG = 1, 2, 3, 70
+# as shells count a process that a signal ended
+EXIT_INTERRUPTED, EXIT_TOLD_TO_END = 130, 143
 
 EPILOG = (
     "A setting is taken from its flag, else from MEDUSA_SECTION_NAME in the environment, else from --config, else its "
@@ -68,7 +71,7 @@ def main(args: Sequence[str] | None = None, commands: Iterable[str] = COMMANDS) 
         if verbose:
             traceback.print_exception(error)
         code = _fail_unforeseen(error)
-    if code == EXIT_INTERRUPTED and not quiet:
+    if code in (EXIT_INTERRUPTED, EXIT_TOLD_TO_END) and not quiet:
         print("interrupted", file=sys.stderr)
     _settle_stdout()
     return code
@@ -169,7 +172,9 @@ def _fail_unforeseen(error: Exception) -> int:
     """What the operating system refused (a full disk, a missing permission) is the user's to fix; the rest is a bug."""
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        return _fail(EXIT_ERROR, f"{error.strerror or error}{where}", "MEDUSA_TRACEBACK=1 shows what needed it")
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "free some space and run the same command again" if full else "MEDUSA_TRACEBACK=1 shows what needed it"
+        return _fail(EXIT_ERROR, f"{error.strerror or error}{where}", hint)
     return _fail(
         EXIT_BUG,
         f"this is a bug in medusa: {type(error).__name__}: {error}",

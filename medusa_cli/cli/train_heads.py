@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import sys
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,6 +13,7 @@ from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, Progress
 from medusa_cli.cli.masks import preview
 from medusa_cli.cli.options import setting
+from medusa_cli.cli.stops import Stops
 from medusa_cli.errors import MissingExtra
 from medusa_cli.launch import Place, place_of
 from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, load_recipe
@@ -177,7 +179,7 @@ def _lead(recipe: Recipe, console: Console, resume: bool, place: Place) -> "Made
 
 
 def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Made":
-    """Look at the folder, load the model and take the whole path; Ctrl-C says how to go on."""
+    """Look at the folder, load the model and take the whole path; Ctrl-C and SIGTERM say how to go on."""
     from medusa_cli.assemble import load_target
     from medusa_cli.produce.folder import open_folder
     from medusa_cli.produce.heads import make_heads, source_of
@@ -185,8 +187,9 @@ def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Mad
     folder = open_folder(recipe, resume=resume)
     source = source_of(recipe)  # what isn't there is said before a model is loaded
     command = shlex.join(["medusa", *sys.argv[1:]])
+    stops = Stops()
     try:
-        with folder.to_itself(), _reporter(recipe) as reporter, _Watch(console, reporter) as hooks:
+        with stops, folder.to_itself(), _reporter(recipe) as reporter, _Watch(console, reporter, stops) as hooks:
             target = load_target(recipe.target)
             console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
             return make_heads(recipe, target, folder, hooks, command, source, group)
@@ -194,7 +197,7 @@ def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Mad
         console.warn(
             f"stopped; all that is finished is in {folder.path}: the same command with --resume-from-checkpoint goes on"
         )
-        raise
+        raise typer.Exit(128 + (stops.signal or signal.SIGINT)) from None
 
 
 @contextmanager
@@ -223,9 +226,10 @@ def _draw(curves: "Curves", file: "Path") -> bool:
 class _Watch:
     """Shows a run: one bar for each stage, opened when the stage begins."""
 
-    def __init__(self, console: Console, reporter: "Reporter | None") -> None:
+    def __init__(self, console: Console, reporter: "Reporter | None", stops: Stops) -> None:
         self._console = console
         self._reporter = reporter
+        self._stops = stops
         self._stage = ""
         self._bar: Any = None
         self._progress: Progress | None = None
@@ -234,13 +238,24 @@ class _Watch:
     def __enter__(self) -> "Hooks":
         from medusa_cli.produce.heads import Hooks
 
-        return Hooks(self.on_data, self.on_event, self.say, self.warn, self._reporter, _draw)
+        stops = self._stops
+        return Hooks(
+            self.on_data,
+            self.on_event,
+            self.say,
+            self.warn,
+            self._reporter,
+            _draw,
+            stop_asked=stops.asked,
+            between=stops.between_steps,
+        )
 
     def __exit__(self, *_: object) -> None:
         self._close()
 
     def on_data(self, stage: str, done: int, total: int, tokens: int) -> None:
         """Samples of a data stage."""
+        self._stops.check()
         progress = self._open(stage, total, done)
         progress.advance(done - progress.done, f"{tokens:,} tokens")
 

@@ -6,6 +6,7 @@ row, so a kill loses at most the rows in flight. The writer, which decodes, is h
 """
 
 import json
+import os
 import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,9 +31,6 @@ class Written:
     hidden_TH: Tensor
 
 
-Write = Callable[[Sequence[Sequence[int]]], Iterator[Written]]
-
-
 @dataclass(frozen=True)
 class Steered:
     """A prompt to be: its id, the opening the target continues, and the token ids up to there."""
@@ -40,6 +38,9 @@ class Steered:
     id: int
     opening: str
     ids: list[int]
+
+
+Write = Callable[[Sequence[Steered]], Iterator[Written]]
 
 
 def steered(settings: DataSettings, tokenizer: Any, seed: int) -> list[Steered]:
@@ -74,9 +75,9 @@ def write_prompts(wanted: Sequence[Steered], file: Path, tokenizer: Any, write: 
 
     Raises TrainingError when the disk takes no more.
     """
-    done = {row["id"] for row in read_written(file)}
+    done = {row["id"] for row in read_prompts_of_its_own(file)}
     missing = [one for one in wanted if one.id not in done]
-    for written in write([one.ids for one in missing]):
+    for written in write(missing):
         one = missing[written.index]
         text = tokenizer.decode(written.token_ids, skip_special_tokens=True)
         opening = one.opening.rstrip(" ")
@@ -84,18 +85,33 @@ def write_prompts(wanted: Sequence[Steered], file: Path, tokenizer: Any, write: 
         yield len(written.token_ids)
 
 
+def read_prompts_of_its_own(file: Path) -> list[dict[str, Any]]:
+    """The rows of `write_prompts`. Raises DataError when the file holds something else."""
+    rows = read_written(file)
+    kinds = {"id": int, "prompt": str, "tokens": int}
+    if not all(
+        isinstance(row, dict) and all(isinstance(row.get(n), kind) for n, kind in kinds.items()) for row in rows
+    ):
+        raise DataError(f"{file} is damaged: a line is no prompt", _WRITE_AGAIN)
+    return rows
+
+
+_WRITE_AGAIN = "delete it to have it written again"
+
+
 def read_written(file: Path) -> list[dict[str, Any]]:
     """The complete rows of a file that grows; a last line cut by a kill or a full disk is removed from the file."""
     if not file.exists():
         return []
-    with file.open("rb+") as held:
-        text = held.read()
-        whole = text.rfind(b"\n") + 1
-        held.truncate(whole)
+    text = file.read_bytes()
+    whole = text.rfind(b"\n") + 1
     try:
-        return [json.loads(line) for line in text[:whole].splitlines()]
+        rows = [json.loads(line) for line in text[:whole].splitlines()]
     except ValueError as error:
-        raise DataError(f"{file} is damaged: {error}", "delete it to have it written again") from error
+        raise DataError(f"{file} is damaged: {error}", _WRITE_AGAIN) from error
+    if whole < len(text):
+        os.truncate(file, whole)
+    return rows
 
 
 def _start_ids(tokenizer: Any, before: str, opening: str) -> list[int]:

@@ -3,7 +3,7 @@
 Shape letters: B rows, D places on a path, H hidden.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -25,7 +25,7 @@ from medusa_cli.target.model import Target
 class Parts:
     """What decoding is made of; `shaping` reworks logits before the rule sees them.
 
-    The text of prompt `key` is drawn with a stream of its own, which `seed` and the key give.
+    The text of prompt `key` is drawn with a stream of its own, which `seed` and `number_of(key)` give.
     """
 
     target: Target
@@ -33,6 +33,7 @@ class Parts:
     rule: AcceptanceRule
     shaping: Shaping | None = None
     seed: int = 0
+    number_of: Callable[[int], int] = int
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def _decode(
         free = max_rows - len(rows.active)
         joining = list(islice(waiting, free)) if free >= join_at or not rows.active else []
         if joining:
-            yield from _join(parts, rows, [_new_row(key, prompt, limits, parts.seed) for key, prompt in joining])
+            yield from _join(parts, rows, [_new_row(parts, key, prompt, limits) for key, prompt in joining])
         if rows.active:
             before = list(rows.active)
             step = take_step(parts.target, parts.drafter, parts.rule, rows)
@@ -124,9 +125,9 @@ def check_prompt(prompt: Sequence[int], limits: Limits, name: str) -> None:
         )
 
 
-def _new_row(key: int, prompt: Sequence[int], limits: Limits, seed: int) -> Row:
+def _new_row(parts: Parts, key: int, prompt: Sequence[int], limits: Limits) -> Row:
     check_prompt(prompt, limits, "the prompt")
-    return Row(key, list(prompt), len(prompt), limits, Stream(seed, key))
+    return Row(key, list(prompt), len(prompt), limits, Stream(parts.seed, parts.number_of(key)))
 
 
 @torch.inference_mode()

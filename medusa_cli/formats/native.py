@@ -106,7 +106,11 @@ def _settle(folder: Path) -> None:
     pending, described = folder / _PENDING, folder / DESCRIPTION
     if not pending.is_file():
         return
-    if described.is_file() and _read_description(folder).get("sha256") == _sha256(pending):
+    try:
+        vouched = described.is_file() and _read_description(folder).get("sha256") == _sha256(pending)
+    except FormatError:  # a description that can't be read vouches for nothing
+        vouched = False
+    if vouched:
         os.replace(pending, folder / WEIGHTS)
     else:
         pending.unlink()

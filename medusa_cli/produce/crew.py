@@ -42,22 +42,35 @@ class Manner:
     want_hidden: bool = False
 
 
-def write_here(target: Target, prompts: Iterable[Sequence[int]], manner: Manner) -> Generator[Written, None, None]:
+@dataclass(frozen=True)
+class Job:
+    """A prompt to go on from. Its number and the manner's seed give the random numbers it is sampled with."""
+
+    number: int
+    ids: Sequence[int]
+
+
+def write_here(target: Target, jobs: Iterable[Job], manner: Manner) -> Generator[Written, None, None]:
     """A text for every prompt, in the order they finish, written in this process."""
     rule: AcceptanceRule = Lossless(manner.temperature, manner.top_p, top_k=0) if manner.temperature > 0 else Greedy()
-    parts = Parts(target, NoDrafter(), rule, seed=manner.seed)
+    numbers: list[int] = []
+
+    def prompts() -> Iterator[Sequence[int]]:
+        for job in jobs:
+            numbers.append(job.number)
+            yield job.ids
+
+    parts = Parts(target, NoDrafter(), rule, seed=manner.seed, number_of=numbers.__getitem__)
     limits = Limits(manner.max_new_tokens, target.stop_ids, manner.max_tokens)
     seen: dict[int, list[torch.Tensor]] = {}
-    for gain in decode(parts, prompts, limits, manner.rows, join_at=max(1, manner.rows // JOIN_SHARE)):
+    for gain in decode(parts, prompts(), limits, manner.rows, join_at=max(1, manner.rows // JOIN_SHARE)):
         if manner.want_hidden:
             seen.setdefault(gain.row.key, []).append(gain.hidden_TH.to("cpu", torch.float16))
         if gain.row.finish_reason is not None:
             yield _written(gain, seen.pop(gain.row.key, []))
 
 
-def write_beside(
-    recipe: Recipe, prompts: Sequence[Sequence[int]], manner: Manner, workers: int
-) -> Generator[Written, None, None]:
+def write_beside(recipe: Recipe, jobs: Sequence[Job], manner: Manner, workers: int) -> Generator[Written, None, None]:
     """The same by `workers` processes that ask for a prompt when they have room; each loads the recipe's target.
 
     Raises TrainingError when a process fails or dies. Closing the iterator ends them, and so does the end of this
@@ -66,10 +79,10 @@ def write_beside(
     crew: dict[Connection, Any] = {}
     try:
         with _deaf_to_interrupts():
-            for index in range(workers):
-                link, process = _hire(recipe, replace(manner, seed=manner.seed + index), workers)
+            for _ in range(workers):
+                link, process = _hire(recipe, manner, workers)
                 crew[link] = process
-        yield from _serve(dict(crew), prompts)
+        yield from _serve(dict(crew), jobs)
     finally:
         for link, process in crew.items():
             process.terminate()
@@ -111,9 +124,9 @@ def _hire(recipe: Recipe, manner: Manner, workers: int) -> tuple[Connection, Any
     return link, process
 
 
-def _serve(crew: dict[Connection, Any], prompts: Sequence[Sequence[int]]) -> Iterator[Written]:
+def _serve(crew: dict[Connection, Any], jobs: Sequence[Job]) -> Iterator[Written]:
     """Hand out prompts to those who ask, and hand on finished texts, until every process has ended by itself."""
-    waiting = iter(enumerate(prompts))
+    waiting = iter(enumerate(jobs))
     while crew:
         for link in wait(list(crew)):
             assert isinstance(link, Connection)
@@ -145,17 +158,17 @@ def _work(recipe: Recipe, manner: Manner, workers: int, link: Connection) -> Non
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     taken: list[int] = []
 
-    def prompts() -> Iterator[Sequence[int]]:
+    def jobs() -> Iterator[Job]:
         while True:
             link.send(None)
-            job = link.recv()
-            if job is None:
+            handed = link.recv()
+            if handed is None:
                 return
-            taken.append(job[0])
-            yield job[1]
+            taken.append(handed[0])
+            yield handed[1]
 
     try:
-        for written in write_here(load_target(recipe.target), prompts(), manner):
+        for written in write_here(load_target(recipe.target), jobs(), manner):
             # Tensors would travel as shared memory handles, one file each: plain arrays don't.
             array: Any = written.hidden_TH.numpy()
             link.send(replace(written, index=taken[written.index], hidden_TH=array))

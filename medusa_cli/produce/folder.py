@@ -1,7 +1,7 @@
 """The run folder and what it belongs to: run.json says with which model, data and settings it was started.
 
-run.json holds {"fingerprint", "seed", "data", "training"}: the settings that decide what is written, and, once training
-has begun, those that decide what is learnt.
+run.json holds {"fingerprint", "seed", "data", "training", "order"}: the settings that decide what is written, and, once
+training has begun, those that decide what is learnt, and "keys" when samples were split in the order of their keys.
 """
 
 import hashlib
@@ -38,15 +38,22 @@ class RunFolder:
 
     @contextmanager
     def to_itself(self) -> Iterator[None]:
-        """No other run writes here meanwhile. Raises TrainingError when one does."""
+        """No other run writes here meanwhile, and files that a kill left half-written are gone.
+
+        Raises TrainingError when another run does, or has since this folder was looked at.
+        """
         try:
             # the system drops the lock of a process that dies
-            lock = FileLock(self.path / ".lock").acquire(blocking=False)
+            lock = FileLock(self.path / _LOCK).acquire(blocking=False)
         except Timeout as error:
             raise TrainingError(
                 f"another run is writing to {self.path}", "wait until it ends, or choose another --output-dir"
             ) from error
         with lock:
+            if _found(self.path) != self.found:
+                raise TrainingError(f"another run has just written to {self.path}", "run the same command again")
+            for left in self.path.rglob(".*.part"):
+                left.unlink()
             yield
 
     def claim(self, fingerprint: str) -> None:
@@ -57,11 +64,18 @@ class RunFolder:
                 f"{self.path} was started with a model of the fingerprint {theirs}; this one's is {fingerprint}",
                 "choose another --output-dir, or the model it was started with",
             )
-        self._mark({**self.wanted, "fingerprint": fingerprint, "training": self.found.get("training")})
+        before = {"training": self.found.get("training"), "order": self.found.get("order")}
+        self._mark({**self.wanted, "fingerprint": fingerprint, **before})
+
+    @property
+    def by_keys(self) -> bool:
+        """Samples are split in the order of their keys; not so where checkpoints were learnt from another order."""
+        return self.found.get("order") == "keys" or not self.checkpoints("").exists()
 
     def begin_training(self, fingerprint: str) -> None:
         """Note the settings that the checkpoints will depend on."""
-        self._mark({**self.wanted, "fingerprint": fingerprint, "training": learning_settings(self.recipe)})
+        marks = {"training": learning_settings(self.recipe), "order": "keys" if self.by_keys else None}
+        self._mark({**self.wanted, "fingerprint": fingerprint, **marks})
 
     def checkpoints(self, fingerprint: str) -> Checkpoints:
         """The states of the training run in this folder."""
@@ -75,6 +89,7 @@ class RunFolder:
             raise TrainingError(f"can't write to {self.path}: {error.strerror}", _ELSEWHERE) from error
 
 
+_LOCK = ".lock"
 _ELSEWHERE = "choose another --output-dir, or free some space"
 
 
@@ -92,7 +107,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
         _check_training(folder, resume)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / "run.json").touch()
+        (path / _LOCK).touch()  # run.json is whole or not there
     except OSError as error:
         raise TrainingError(f"can't write to {path}: {error.strerror}", _ELSEWHERE) from error
     return folder
@@ -114,14 +129,24 @@ def _data_identity(recipe: Recipe) -> dict[str, Any]:
 
 
 def _found(path: Path) -> dict[str, Any]:
-    """run.json of a folder that was used before; nothing when there is none yet."""
+    """run.json of a folder that was used before; nothing when there is none yet. Raises TrainingError."""
     mark = path / "run.json"
+    if not mark.is_file():
+        return {}
     try:
-        text = mark.read_text(encoding="utf-8") if mark.is_file() else ""
-        content: dict[str, Any] = json.loads(text or "{}")
+        text = mark.read_text(encoding="utf-8")
+        content = json.loads(text or "{}")
     except (OSError, ValueError) as error:
-        raise TrainingError(f"{mark} can't be read: {error}", "choose another --output-dir") from error
+        raise TrainingError(f"{mark} can't be read: {error}", _MARK) from error
+    if not isinstance(content, dict) or not isinstance(content.get("data", {}), dict):
+        raise TrainingError(f"{mark} is damaged: it names no settings", _MARK)
+    # alone, an empty one is of a run that was killed at its start
+    if not content and any((path / name).exists() for name in ("written", "checkpoints")):
+        raise TrainingError(f"{mark} is empty, so whose run this is can't be told", _MARK)
     return content
+
+
+_MARK = "put run.json back, or choose another --output-dir"
 
 
 def _check_data(folder: RunFolder) -> None:

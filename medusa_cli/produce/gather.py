@@ -4,6 +4,7 @@ written/prompts.jsonl          prompts the target wrote                         
 written/answers/               its answers, with the states that decided them
 written/server/answers.jsonl   answers of a server                              (--answers-from URL)
 written/read/                  hidden states of answers that the target read: the server's, or the data's own
+written/held-out/              what the target itself says to those that are held out
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +21,9 @@ from medusa_cli.produce.disk import check_answers
 from medusa_cli.produce.read import read_answers, tokenized
 from medusa_cli.produce.served import check_server, served
 from medusa_cli.produce.stage import Gathered, Stage
-from medusa_cli.produce.write import answer, write_answers, write_prompts_of_its_own
+from medusa_cli.produce.write import answer, keep_answers, write_prompts_of_its_own
 from medusa_cli.recipe import DataSettings
 from medusa_cli.train.corpus import Corpus
-from medusa_cli.train.store import Sample
 
 PLAIN_PROMPT = 32  # tokens of a text without roles that the target goes on from when it is measured
 
@@ -90,7 +90,7 @@ def _read_given(stage: Stage, conversations: Sequence[Conversation], counts: Cou
 
 
 def own_words(stage: Stage, corpus: Corpus, samples: Sequence[int]) -> Corpus:
-    """What the target itself says where these samples' first answers stand.
+    """What the target itself says where these samples' first answers stand, by the samples' keys; maybe other keys too.
 
     Heads are measured on it: how well they guess words that the target would not say is of no use. Raises
     TrainingError when none of the samples leaves room for an answer.
@@ -98,14 +98,9 @@ def own_words(stage: Stage, corpus: Corpus, samples: Sequence[int]) -> Corpus:
     fitting = prompts_of(stage, corpus, samples)
     if not fitting:
         raise TrainingError("no held-out sample leaves room for an answer", "raise --max-seq-length, or data.held_out")
-    written: list[Sample] = []
-    tokens = 0
-    stage.on_progress("held-out answers", 0, len(fitting), 0)
-    for sample in write_answers(stage, fitting):
-        written.append(sample)
-        tokens += len(sample.ids) - 1
-        stage.on_progress("held-out answers", len(written), len(fitting), tokens)
-    return Corpus.from_samples(written)
+    place = stage.folder / "held-out"
+    keep_answers(stage, fitting, place, "held-out answers")
+    return Corpus.open(place)
 
 
 def prompts_of(stage: Stage, corpus: Corpus, samples: Sequence[int]) -> dict[str, list[int]]:

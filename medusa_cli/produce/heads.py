@@ -8,6 +8,7 @@ heads.safetensors heads.json tree.json accuracy.json train.jsonl training.png pr
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +48,8 @@ class Hooks:
     """How a run is watched: the data stage's progress, the training's events, sentences and those that warn.
 
     draw   makes a picture of how the heads learnt, and says whether it could
+    stop_asked   whether the user wants the run to stop; training looks after each step, and saves before it stops
+    between      what is entered where `stop_asked` is looked at, so that an interrupt needn't cut a step in two
     """
 
     on_data: OnProgress
@@ -55,6 +58,8 @@ class Hooks:
     warn: Callable[[str], None]
     reporter: Reporter | None = None
     draw: Callable[[Curves, Path], bool] = lambda curves, file: False
+    stop_asked: Callable[[], bool] = bool
+    between: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def make_heads(
     group     the processes that train them; this one leads, and the others are in `together.answer_call`
     """
     folder.claim(target.fingerprint)
-    material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks)
+    material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks, folder.by_keys)
     heads = fresh_heads(recipe, target, _draft_ids(recipe, target, material, source))
     if source is not None:
         found = take_over(heads, source)
@@ -115,12 +120,13 @@ def make_heads(
     )
     check_training(heads, folder.path)
     folder.begin_training(target.fingerprint)
-    outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
     checkpoints = folder.checkpoints(target.fingerprint)
     task = Task(material.store.resolve(), list(material.learnt), recipe.train, recipe.seed, checkpoints)
     call(group, task, heads, recipe)
     sets = replace(sets, decode=_probe(recipe, target, material, hooks), group=group)
-    train(heads, sets, recipe.train, recipe.seed, checkpoints, outlets)
+    outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter, hooks.stop_asked)
+    with hooks.between():
+        train(heads, sets, recipe.train, recipe.seed, checkpoints, outlets)
     curves = Curves.read(folder.path)
     hooks.say(f"training: {curves.account()}")
     _refuse_overflow(heads, recipe.heads.stored)
@@ -137,15 +143,16 @@ def make_heads(
     return Made(folder.path, fitted, material.counts, material.answers)
 
 
-def _gather(stage: Stage, hooks: Hooks) -> Material:
-    """The data stage: samples, their split, and words of the target to measure on."""
+def _gather(stage: Stage, hooks: Hooks, by_keys: bool) -> Material:
+    """The data stage: samples, their split (`by_keys`, or as they were written), and the target's words to measure."""
     gathered = gather(stage)
     for note in gathered.notes:
         hooks.say(f"note: {note}")
     for warning in gathered.warnings:
         hooks.warn(warning)
     corpus = Corpus.open(gathered.store)
-    split = corpus.split(stage.recipe.data.held_out, stage.recipe.seed)
+    order = corpus.by_key() if by_keys else None
+    split = corpus.split(stage.recipe.data.held_out, stage.recipe.seed, order)
     prompts = stage.folder / "prompts.jsonl"
     counts = {
         **gathered.counts,
@@ -158,10 +165,11 @@ def _gather(stage: Stage, hooks: Hooks) -> Material:
         counts["tokens written"] += counts["tokens learnt"]
         return Material(gathered.store, corpus, split.train, corpus, split.held_out, counts, answers, gathered.prompts)
     judge = own_words(stage, corpus, split.held_out)
-    counts["tokens written"] = int(judge.supervised_T.sum())
+    wanted = {corpus.keys[sample] for sample in split.held_out}
+    judged = [sample for sample in judge.by_key() if judge.keys[sample] in wanted]
+    counts["tokens written"] = sum(judge.learnt_tokens(sample) for sample in judged)
     asked = prompts_of(stage, corpus, split.held_out)
-    own = range(judge.num_samples)
-    return Material(gathered.store, corpus, split.train, judge, own, counts, answers, asked)
+    return Material(gathered.store, corpus, split.train, judge, judged, counts, answers, asked)
 
 
 def _lengths(corpus: Corpus) -> dict[str, float]:

@@ -112,6 +112,8 @@ def plan_of(recipe: Recipe) -> Plan:
     steps = math.ceil(recipe.train.epochs * learnt / recipe.train.batch_size)
     parameters = _parameters(recipe, text.hidden_size, text.vocab_size)
     places = data.num_samples * (tokens + 1 if data.target_answers else data.max_seq_length)
+    if not data.target_answers:
+        places += math.ceil(data.num_samples * data.held_out) * _answer_tokens(data)
     ready = max(_lines(folder / "written" / store / "samples.jsonl") for store in ("answers", "read"))
     state_bytes = places * (BYTES_A_NUMBER * text.hidden_size + BYTES_A_PLACE)
     return Plan(

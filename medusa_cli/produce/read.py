@@ -8,9 +8,9 @@ import torch
 from medusa_cli.data.conversations import Conversation, Counts
 from medusa_cli.data.tokens import Tokens, tokenize
 from medusa_cli.produce.disk import check_states
-from medusa_cli.produce.stage import Gathered, Stage
+from medusa_cli.produce.stage import Gathered, Stage, open_store
 from medusa_cli.produce.surprise import perplexity, warning_of
-from medusa_cli.train.store import HiddenStore, Sample
+from medusa_cli.train.store import Sample
 
 READ_TOKENS = 4096  # tokens of one forward
 
@@ -38,24 +38,32 @@ def read_answers(stage: Stage, samples: Mapping[str, Tokens], whose: str) -> Gat
 
 
 def _read_missing(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> None:
-    """Hidden states of every sample that has none yet; longest first, so that a batch wastes little."""
+    """Hidden states of every sample that has none yet; longest first, so that a batch wastes little.
+
+    Where an earlier pass stopped, its batches are read again as they were cut: a state's last bits depend on the batch.
+    """
     target = stage.target
     target.check_ids(sample.ids for sample in samples.values())
-    with HiddenStore(folder, hidden_size=target.hidden_size, fingerprint=target.fingerprint) as store:
+    with open_store(stage, folder) as store:
         done = set(store.keys)
-        missing = [(key, sample) for key, sample in samples.items() if key not in done]
-        missing.sort(key=lambda pair: -len(pair[1].ids))
-        check_states(stage, folder, sum(len(sample.ids) for _, sample in missing))
+        queue = sorted(samples.items(), key=lambda pair: -len(pair[1].ids))
+        if not all(key in done for key, _ in queue[: len(done)]):  # those done are not the first of this pass
+            queue = [(key, sample) for key, sample in queue if key not in done]
+        check_states(stage, folder, sum(len(sample.ids) for key, sample in queue if key not in done))
         tokens, count = 0, len(done)
         stage.on_progress("reading", count, len(samples), 0)
-        while missing:
-            size = max(1, READ_TOKENS // len(missing[0][1].ids))
-            batch, missing = missing[:size], missing[size:]
+        while queue:
+            size = max(1, READ_TOKENS // len(queue[0][1].ids))
+            batch, queue = queue[:size], queue[size:]
+            if all(key in done for key, _ in batch):
+                continue
             hidden_BTH = target.hidden(_padded([sample.ids for _, sample in batch]), [len(s.ids) for _, s in batch])
             for (key, sample), hidden_TH in zip(batch, hidden_BTH, strict=True):
+                if key in done:
+                    continue
                 store.append(Sample(key, sample.ids, hidden_TH[: len(sample.ids)], sample.supervised))
                 tokens += len(sample.ids)
-            count += len(batch)
+                count += 1
             stage.on_progress("reading", count, len(samples), tokens)
         store.sync()
 

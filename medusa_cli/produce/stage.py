@@ -8,6 +8,7 @@ from typing import Any
 
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
+from medusa_cli.train.store import HiddenStore
 
 OnProgress = Callable[[str, int, int, int], None]
 """(stage, samples done, samples wanted, tokens written in this run)"""
@@ -40,6 +41,14 @@ class Stage:
         if not tokenizer.chat_template:
             return None
         return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()[:16]
+
+
+def open_store(stage: Stage, folder: Path) -> HiddenStore:
+    """The store in this folder for states of the stage's target. Raises TrainingError."""
+    target = stage.target
+    return HiddenStore(
+        folder, hidden_size=target.hidden_size, fingerprint=target.fingerprint, longest=stage.longest_text
+    )
 
 
 @dataclass(frozen=True)

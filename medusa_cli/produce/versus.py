@@ -19,7 +19,7 @@ import torch
 import medusa_cli
 from medusa_cli.data.prompts import read_prompts
 from medusa_cli.data.tokens import prompt_ids
-from medusa_cli.produce.crew import Manner, write_here
+from medusa_cli.produce.crew import Job, Manner, write_here
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target.load import load_target, load_unchecked
 from medusa_cli.target.model import Target
@@ -45,7 +45,7 @@ def ours(target: Target, prompts: Sequence[Sequence[int]], budget: int, rows: in
     manner = Manner(max_new_tokens=budget, max_tokens=target.context_limit, rows=rows, want_hidden=True)
     begun = time.perf_counter()
     answers: list[list[int]] = [[] for _ in prompts]
-    for written in write_here(target, prompts, manner):
+    for written in write_here(target, [Job(number, ids) for number, ids in enumerate(prompts)], manner):
         answers[written.index] = written.token_ids
     return Wrote(answers, time.perf_counter() - begun)
 

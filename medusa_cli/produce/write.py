@@ -9,18 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from medusa_cli.data.conversations import Message
-from medusa_cli.data.distill import Written, read_written, steered, write_prompts
+from medusa_cli.data.distill import Steered, Written, read_prompts_of_its_own, steered, write_prompts
 from medusa_cli.data.tokens import prompt_ids
 from medusa_cli.decode.room import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import DataError
-from medusa_cli.produce.crew import Manner, write_beside, write_here
-from medusa_cli.produce.stage import Gathered, Stage
-from medusa_cli.train.store import HiddenStore, Sample
-
-SYNC_EVERY = 50
-# Writing on after a stop starts the random numbers anew, at another place than before.
-SEED_STRIDE = 1000
+from medusa_cli.produce.crew import Job, Manner, write_beside, write_here
+from medusa_cli.produce.stage import Gathered, Stage, open_store
+from medusa_cli.train.store import SYNC_EVERY, Sample
 
 
 @dataclass(frozen=True)
@@ -36,27 +32,14 @@ def write_prompts_of_its_own(stage: Stage) -> dict[str, list[Message]]:
     stage.folder.mkdir(parents=True, exist_ok=True)
     file = stage.folder / "prompts.jsonl"
     _write_prompts(stage, file)
-    rows = sorted(read_written(file), key=lambda row: row["id"])[: stage.recipe.data.num_samples]
+    rows = sorted(read_prompts_of_its_own(file), key=lambda row: row["id"])[: stage.recipe.data.num_samples]
     return {str(row["id"]): [Message("user", row["prompt"])] for row in rows}
 
 
 def answer(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Gathered:
     """The target answers each prompt greedily, into answers/. Raises DataError when none can be answered."""
-    target, prompts = stage.target, fitting(stage, asked)
-    place = stage.folder / "answers"
-    with HiddenStore(place, hidden_size=target.hidden_size, fingerprint=target.fingerprint) as store:
-        done = set(store.keys)
-        missing = {key: ids for key, ids in prompts.ids.items() if key not in done}
-        total, tokens = len(done) + len(missing), 0
-        stage.on_progress("answers", len(done), total, 0)
-        with closing(write_answers(stage, missing)) as samples:
-            for count, sample in enumerate(samples, start=1):
-                store.append(sample)
-                if count % SYNC_EVERY == 0:
-                    store.sync()
-                tokens += len(sample.ids) - 1
-                stage.on_progress("answers", len(done) + count, total, tokens)
-        store.sync()
+    prompts, place = fitting(stage, asked), stage.folder / "answers"
+    keep_answers(stage, prompts.ids, place, "answers")
     account = {
         "by": "the model",
         "temperature": 0.0,
@@ -64,6 +47,26 @@ def answer(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Gathered:
         "template": stage.template,
     }
     return Gathered(place, by_target=True, answers=account, notes=prompts.notes, prompts=prompts.ids)
+
+
+def keep_answers(stage: Stage, prompts: Mapping[str, Sequence[int]], place: Path, what: str) -> None:
+    """The target's answers to these prompts, in the store in this folder; those that are there are not written again.
+
+    what   what they are called where progress is shown
+    """
+    with open_store(stage, place) as store:
+        done = set(store.keys)
+        missing = {key: ids for key, ids in prompts.items() if key not in done}
+        total, tokens = len(done) + len(missing), 0
+        stage.on_progress(what, len(done), total, 0)
+        with closing(write_answers(stage, missing)) as samples:
+            for count, sample in enumerate(samples, start=1):
+                store.append(sample)
+                if count % SYNC_EVERY == 0:
+                    store.sync()
+                tokens += len(sample.ids) - 1
+                stage.on_progress(what, len(done) + count, total, tokens)
+        store.sync()
 
 
 def fitting(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Fitting:
@@ -99,7 +102,8 @@ def write_answers(stage: Stage, prompts: Mapping[str, Sequence[int]]) -> Generat
         want_hidden=True,
     )
     keys = list(prompts)
-    with closing(_write(stage, [prompts[key] for key in keys], manner)) as texts:
+    jobs = [Job(number, prompts[key]) for number, key in enumerate(keys)]
+    with closing(_write(stage, jobs, manner)) as texts:
         for written in texts:
             key, answer_ids = keys[written.index], written.token_ids
             ids = [prompts[key][-1], *answer_ids]
@@ -109,18 +113,19 @@ def write_answers(stage: Stage, prompts: Mapping[str, Sequence[int]]) -> Generat
 def _write_prompts(stage: Stage, file: Path) -> None:
     recipe, target = stage.recipe, stage.target
     wanted = steered(recipe.data, target.tokenizer, recipe.seed)
-    done = len(read_written(file))
+    done = len(read_prompts_of_its_own(file))
     manner = Manner(
         max_new_tokens=recipe.data.max_prompt_tokens,
         max_tokens=target.context_limit,
         rows=recipe.data.rows,
         temperature=recipe.data.prompt_temperature,
         top_p=recipe.data.prompt_top_p,
-        seed=recipe.seed + SEED_STRIDE * done,
+        seed=recipe.seed,
     )
 
-    def write(prompts: Sequence[Sequence[int]]) -> Iterator[Written]:
-        return _write(stage, prompts, manner)
+    def write(missing: Sequence[Steered]) -> Iterator[Written]:
+        # a prompt is drawn by its id: which were written before a stop, and by whom, changes none of the others
+        return _write(stage, [Job(one.id, one.ids) for one in missing], manner)
 
     stage.on_progress("prompts", done, len(wanted), 0)
     tokens = 0
@@ -130,16 +135,17 @@ def _write_prompts(stage: Stage, file: Path) -> None:
             stage.on_progress("prompts", done + count, len(wanted), tokens)
 
 
-def _write(stage: Stage, prompts: Sequence[Sequence[int]], manner: Manner) -> Generator[Written, None, None]:
+def _write(stage: Stage, jobs: Sequence[Job], manner: Manner) -> Generator[Written, None, None]:
     """By this process, or by several when the recipe says so and there is enough to write.
 
     Short prompts first: those that are read together are then of one length, and little padding is read.
     """
     recipe, target = stage.recipe, stage.target
+    prompts = [job.ids for job in jobs]
     target.check_ids(prompts)
-    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-    queue = [prompts[index] for index in order]
-    workers = min(recipe.data.workers, -(-len(prompts) // manner.rows))
+    order = sorted(range(len(jobs)), key=lambda index: len(prompts[index]))
+    queue = [jobs[index] for index in order]
+    workers = min(recipe.data.workers, -(-len(jobs) // manner.rows))
     limits = Limits(manner.max_new_tokens, context_limit=manner.max_tokens)
     check_room(target, prompts, limits, manner.rows * workers, 0, "write fewer at once: data.rows and data.workers")
     texts = write_beside(recipe, queue, manner, workers) if workers > 1 else write_here(target, queue, manner)

@@ -41,7 +41,7 @@ def beliefs_at(heads: MedusaHeads, examples: Examples, measured: Ranks, *, num_r
     """The heads' beliefs at up to `most` of the measured places where every head is asked, spread evenly."""
     asked = np.flatnonzero((measured.ranks_NK != NOT_ASKED).all(axis=1))
     chosen = asked[np.linspace(0, len(asked) - 1, min(most, len(asked))).astype(np.int64)]
-    rows_N = np.searchsorted(examples.places_N, measured.places_N[chosen])
+    rows_N = examples.rows_at(measured.places_N[chosen])
     batches = [rows_N[start : start + _BATCH] for start in range(0, len(rows_N), _BATCH)]
     if heads.config.num_pairs:
         return PathBeliefs([_judged(heads, examples, rows_B, num_ranks) for rows_B in batches])

@@ -7,6 +7,7 @@ two are kept. The run's log, train.jsonl, is cut back to the step a run goes on 
 import hashlib
 import io
 import json
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,16 +167,19 @@ class TrainLog:
     def __init__(self, folder: Path) -> None:
         self.file = folder / "train.jsonl"
 
-    def rewind(self, step: int) -> None:
-        """Drop what was written about steps after `step`, and a last line cut short. Raises TrainingError."""
-        lines = self.file.read_text(encoding="utf-8").splitlines(keepends=True) if self.file.exists() else []
-        whole = [line for line in lines if line.endswith("}\n")]
-        kept = [line for line in whole if json.loads(line)["step"] <= step]
+    def rewind(self, step: int) -> bool:
+        """Drop what was written about steps after `step`, and lines that can't be read: one cut short by a kill.
+
+        Says whether what is left ends with the news that `step` was saved. Raises TrainingError.
+        """
         try:
+            lines = self.file.read_bytes().splitlines(keepends=True) if self.file.exists() else []
+            kept = [(line, news) for line in lines if (news := _news(line)) and news["step"] <= step]
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.file, "".join(kept))
+            write_atomically(self.file, b"".join(line for line, _ in kept))
         except OSError as error:
             raise _log_error(self.file, error) from error
+        return bool(kept) and (kept[-1][1].get("kind"), kept[-1][1]["step"]) == ("save", step)
 
     def append(self, values: Mapping[str, Any]) -> None:
         """Add one line; `values` has a "step". Raises TrainingError."""
@@ -186,6 +190,15 @@ class TrainLog:
             raise _log_error(self.file, error) from error
 
 
+def _news(line: bytes) -> dict[str, Any] | None:
+    """What a line of the log tells; None when it tells nothing."""
+    try:
+        values = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None
+
+
 def _log_error(file: Path, error: OSError) -> TrainingError:
     """The error for a log that takes no more lines."""
     return TrainingError(f"can't write {file}: {error}", "free some space, then go on with --resume-from-checkpoint")
@@ -193,11 +206,12 @@ def _log_error(file: Path, error: OSError) -> TrainingError:
 
 def _read(file: Path) -> dict[str, Any] | None:
     """A checkpoint's content; None when the file is damaged, which a copy can be though a save can't."""
+    held = io.BytesIO(file.read_bytes())  # what the disk refuses is no damage
     try:
-        content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, ValueError):
+        content = torch.load(held, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError):
         return None
-    return content
+    return content if isinstance(content, dict) and "version" in content else None
 
 
 def _generators() -> dict[str, Any]:

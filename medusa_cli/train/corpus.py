@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medusa_cli.errors import TrainingError
-from medusa_cli.train.store import DATA, Sample, as_float16, read_index, read_store
+from medusa_cli.train.store import DATA, Sample, as_float16, check_sums, read_index, read_store
 
 NOT_ASKED = -1
 """The label where head k's token is past the sample's end or not supervised."""
@@ -41,7 +41,10 @@ class Corpus:
 
     @classmethod
     def open(cls, folder: Path) -> "Corpus":
-        """The complete samples of a `HiddenStore` folder, memory-mapped. Raises TrainingError when there are none."""
+        """The complete samples of a `HiddenStore` folder, memory-mapped.
+
+        Raises TrainingError when there are none, or when one is not as it was written.
+        """
         if not (folder / "store.json").is_file():
             raise TrainingError(f"no hidden states in {folder}", "run the data stage first")
         hidden_size = int(read_store(folder)["hidden_size"])
@@ -53,6 +56,7 @@ class Corpus:
             np.memmap(folder / name, dtype, "r", shape=(total, hidden_size) if name == "hidden.f16" else (total,))
             for name, dtype in DATA.items()
         )
+        check_sums(folder, index, (hidden, ids, supervised))
         return cls(
             hidden_TH=hidden,
             ids_T=ids,
@@ -83,22 +87,36 @@ class Corpus:
         """The index of the sample each place is in."""
         return np.searchsorted(self.offsets_S, places, side="right") - 1
 
-    def split(self, held_out: float, seed: int) -> "Split":
+    def learnt_tokens(self, sample: int) -> int:
+        """How many of a sample's tokens are supervised."""
+        return int(self.supervised_T[self.offsets_S[sample] : self.offsets_S[sample + 1]].sum())
+
+    def by_key(self) -> list[int]:
+        """All samples, sorted by their keys: an order that doesn't depend on which was finished first."""
+        return sorted(range(self.num_samples), key=lambda sample: (len(self.keys[sample]), self.keys[sample]))
+
+    def split(self, held_out: float, seed: int, order: Sequence[int] | None = None) -> "Split":
         """Samples for training and samples kept for measuring; equal texts always fall on the same side.
 
-        held_out  share of the different texts that is kept, at least one. Raises TrainingError when all are equal.
+        held_out  share of the different texts that is kept, at least one
+        order     all samples in the order to go by, on both sides; None: as they are stored
+
+        Raises TrainingError when all texts are equal.
         """
+        places = range(self.num_samples) if order is None else order
+        rank = {sample: place for place, sample in enumerate(places)}
         groups: dict[bytes, list[int]] = {}
-        for sample, (start, end) in enumerate(zip(self.offsets_S[:-1], self.offsets_S[1:], strict=True)):
+        for sample in places:
+            start, end = self.offsets_S[sample : sample + 2]
             groups.setdefault(self.ids_T[start:end].tobytes(), []).append(sample)
         texts = list(groups.values())
         if len(texts) < 2:
             raise TrainingError("one text can't both train and measure", "use more samples (--num-samples)")
-        order = np.random.default_rng(seed).permutation(len(texts))
+        drawn = np.random.default_rng(seed).permutation(len(texts))
         num_held = min(max(1, round(held_out * len(texts))), len(texts) - 1)
         return Split(
-            train=sorted(sample for text in order[num_held:] for sample in texts[text]),
-            held_out=sorted(sample for text in order[:num_held] for sample in texts[text]),
+            train=sorted((sample for text in drawn[num_held:] for sample in texts[text]), key=rank.__getitem__),
+            held_out=sorted((sample for text in drawn[:num_held] for sample in texts[text]), key=rank.__getitem__),
         )
 
 
@@ -147,6 +165,11 @@ class Examples:
     def num_heads(self) -> int:
         """K."""
         return int(self.labels_NK.shape[1])
+
+    def rows_at(self, places_M: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The examples at these places, each of which has one; places are in the order of the samples given to `of`."""
+        order_N = np.argsort(self.places_N)
+        return order_N[np.searchsorted(self.places_N, places_M, sorter=order_N)]
 
     def hidden(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
         """hidden [B, H] float32 of these examples."""

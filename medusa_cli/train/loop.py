@@ -73,11 +73,15 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class Outlets:
-    """Where news goes: a callback, a log file, and maybe a reporter."""
+    """Where news goes: a callback, a log file, and maybe a reporter; and whether the user asks to stop.
+
+    A run that is asked to stop saves after the step it is at and ends with KeyboardInterrupt.
+    """
 
     on_event: Callable[[Event], None]
     log: TrainLog
     reporter: Reporter | None = None
+    stop_asked: Callable[[], bool] = bool
 
     def send(self, event: Event) -> None:
         """Give one event to all."""
@@ -176,8 +180,10 @@ def train(
     state = TrainState(heads, make_optimizer(heads, settings), order.state(total_steps), best)
     heads.train().pack_output()
     first = checkpoints.restore(state)
-    outlets.log.rewind(first)
+    told = outlets.log.rewind(first)
     news = _News(order, total_steps, first, settings)
+    if first and not told:  # the run was killed between a save and the news of it
+        outlets.send(news.event("save", first, None))
     decoding = Decoding(sets.decode, settings, best)
     over = first == total_steps or decoding.given_up
     evaluated = news.evaluated(first, heads, sets.held_out) if over else None
@@ -194,9 +200,12 @@ def train(
         if last or (step + 1) % settings.eval_steps == 0:
             evaluated = news.evaluated(step + 1, heads, sets.held_out)
             outlets.send(evaluated)
-        if last or (step + 1) % settings.save_steps == 0:
+        stopping = outlets.stop_asked()
+        if last or stopping or (step + 1) % settings.save_steps == 0:
             checkpoints.save(step + 1, state)
             outlets.send(news.event("save", step + 1, None))
+        if stopping and not last:
+            raise KeyboardInterrupt
         if last:
             break
     sets.group.announce(None)

@@ -142,7 +142,7 @@ def accuracy_of(ranks: Ranks, examples: Examples, source: str) -> Accuracy:
     """Plain and conditional accuracies; a row of zeros where no place qualifies."""
     plain, conditional, coverage = [], [], []
     right_before_N = np.ones(len(ranks.ranks_NK), np.bool_)
-    label_NK = examples.labels_NK[np.searchsorted(examples.places_N, ranks.places_N)]
+    label_NK = examples.labels_NK[examples.rows_at(ranks.places_N)]
     for head in range(ranks.ranks_NK.shape[1]):
         rank_N = ranks.ranks_NK[:, head]
         asked_N = rank_N != NOT_ASKED

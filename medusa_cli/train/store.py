@@ -8,8 +8,11 @@ Shape letters: T places of all samples end to end, H hidden.
 
 import json
 import os
-from collections.abc import Sequence
+import zlib
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,9 @@ from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
 
 _VERSION = 1
-_AGAIN = "delete the folder and run the data stage again"
+_AGAIN = "delete the folder and run the same command again: it is written anew"
+SYNC_EVERY = 50
+"""Samples between two `sync`: what the system had not yet written down when the machine stopped is at most so many."""
 DATA = {"hidden.f16": np.float16, "ids.i32": np.int32, "supervised.u8": np.uint8}
 # The last two places of a sample predict nothing that is in it, so their hidden states may be missing.
 _MAY_LACK = 2
@@ -48,33 +53,35 @@ class HiddenStore:
     """An append-only folder of samples. A kill at any moment loses only the sample that was being written.
 
     The numbers are written first and the sample's line in samples.jsonl last; opening cuts off whatever has no line.
-    Raises TrainingError when the folder belongs to another model, or can't be written.
+    Raises TrainingError when the folder belongs to another model, lacks more than a stop can leave out, or can't be
+    written.
+
+    longest   tokens of a sample at most
     """
 
-    def __init__(self, folder: Path, *, hidden_size: int, fingerprint: str) -> None:
+    def __init__(self, folder: Path, *, hidden_size: int, fingerprint: str, longest: int) -> None:
         self.folder = folder
+        self._longest = longest
         self.hidden_size = hidden_size
         self._identity = {"version": _VERSION, "hidden_size": hidden_size, "fingerprint": fingerprint}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._claim()
-            self._index: list[tuple[str, int]] = [
-                (line["key"], line["length"]) for line in read_index(folder, hidden_size)
-            ]
+            self._index: list[dict[str, Any]] = read_index(folder, hidden_size)
             self._cut()
+            self._open_files()
         except OSError as error:
             raise _cannot_write(folder, error) from error
-        self._open_files()
 
     @property
     def keys(self) -> list[str]:
         """The keys of all complete samples, in order."""
-        return [key for key, _ in self._index]
+        return [line["key"] for line in self._index]
 
     @property
     def num_positions(self) -> int:
         """T: the tokens of all complete samples."""
-        return sum(length for _, length in self._index)
+        return sum(line["length"] for line in self._index)
 
     def append(self, sample: Sample) -> None:
         """Add one sample. Raises TrainingError on a full disk, or when a hidden state is no finite float16."""
@@ -84,22 +91,26 @@ class HiddenStore:
             np.asarray(sample.ids, np.int32),
             np.asarray(sample.supervised, np.uint8),
         )
-        line = json.dumps({"key": sample.key, "length": len(sample.ids)}) + "\n"
+        parts = [array.tobytes() for array in arrays]
+        line = {"key": sample.key, "length": len(sample.ids), "crc32": _checksum(parts)}
         try:
-            for file, array in zip(self._files[:-1], arrays, strict=True):
-                _write_all(file, array.tobytes())
-            _write_all(self._files[-1], line.encode())
+            for file, part in zip(self._files[:-1], parts, strict=True):
+                _write_all(file, part)
+            _write_all(self._files[-1], _text_of(line).encode())
         except OSError as error:
             self.close()
             self._cut()
             self._open_files()
             raise _cannot_write(self.folder, error) from error
-        self._index.append((sample.key, len(sample.ids)))
+        self._index.append(line)
 
     def sync(self) -> None:
-        """Force everything appended to the disk, numbers before index."""
-        for file in self._files:
-            os.fsync(file)
+        """Force everything appended to the disk, numbers before index. Raises TrainingError."""
+        try:
+            for file in self._files:
+                os.fsync(file)
+        except OSError as error:
+            raise _cannot_write(self.folder, error) from error
 
     def close(self) -> None:
         """Close the files; what was appended is already with the operating system."""
@@ -130,12 +141,19 @@ class HiddenStore:
             )
 
     def _cut(self) -> None:
-        """Drop everything past the last complete sample."""
+        """Drop everything past the last complete sample, unless that is more than a stop leaves."""
         total = self.num_positions
+        ids = self.folder / "ids.i32"
+        held = ids.stat().st_size // 4 if ids.exists() else 0
+        if held - total > (SYNC_EVERY + 1) * self._longest:
+            raise TrainingError(
+                f"{self.folder / 'samples.jsonl'} is damaged: it names {total:,} of {held:,} tokens",
+                f"put the whole file back, or {_AGAIN}",
+            )
         for name, size in bytes_per_place(self.hidden_size).items():
             with (self.folder / name).open("ab") as stream:
                 stream.truncate(total * size)
-        lines = "".join(json.dumps({"key": key, "length": length}) + "\n" for key, length in self._index)
+        lines = "".join(map(_text_of, self._index))
         with (self.folder / "samples.jsonl").open("ab") as stream:
             stream.truncate(len(lines.encode()))
 
@@ -174,24 +192,62 @@ def read_store(folder: Path) -> dict[str, Any]:
 
 
 def read_index(folder: Path, hidden_size: int) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl that are complete and whose numbers are all there."""
-    file = folder / "samples.jsonl"
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    """The lines of samples.jsonl that are complete and whose numbers are all there.
+
+    Raises TrainingError when a line can't be read, or when more numbers are missing than a machine that stops may lose.
+    """
+    samples = _read_lines(folder / "samples.jsonl")
     sizes = bytes_per_place(hidden_size)
-    there = min((os.path.getsize(folder / n) // size if (folder / n).exists() else 0) for n, size in sizes.items())
-    complete, total = [], 0
-    for line in text.splitlines(keepends=True):
-        if not line.endswith("\n"):
-            break
-        try:
-            sample = json.loads(line)
-        except ValueError as error:
-            raise TrainingError(f"{file} is damaged: {error}", _AGAIN) from error
-        if total + sample["length"] > there:
-            break
-        total += sample["length"]
-        complete.append(sample)
-    return complete
+    places = {n: (folder / n).stat().st_size // size if (folder / n).exists() else 0 for n, size in sizes.items()}
+    shortest = min(places, key=lambda name: places[name])
+    ends = list(accumulate(sample["length"] for sample in samples))
+    whole = bisect_right(ends, places[shortest])
+    if len(samples) - whole > SYNC_EVERY:
+        raise TrainingError(
+            f"{folder / shortest} is damaged: it holds {whole} of {len(samples)} samples",
+            f"put the whole file back, or {_AGAIN}",
+        )
+    return samples[:whole]
+
+
+def _read_lines(file: Path) -> list[dict[str, Any]]:
+    """The complete lines of samples.jsonl, or TrainingError."""
+    try:
+        text = file.read_bytes() if file.exists() else b""
+        samples = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+    except ValueError as error:
+        raise TrainingError(f"{file} is damaged: {error}", _AGAIN) from error
+    for sample in samples:
+        if not (
+            isinstance(sample, dict) and isinstance(sample.get("key"), str) and isinstance(sample.get("length"), int)
+        ):
+            raise TrainingError(f"{file} is damaged: a line names no sample", _AGAIN)
+    return samples
+
+
+def check_sums(folder: Path, index: Sequence[Mapping[str, Any]], arrays: Sequence[NDArray[Any]]) -> None:
+    """Raise TrainingError naming the first sample whose numbers (in the order of DATA) are not those written.
+
+    Samples of folders written before there were checksums have none.
+    """
+    end = 0
+    for line in index:
+        start, end = end, end + line["length"]
+        if "crc32" in line and line["crc32"] != _checksum([array[start:end].tobytes() for array in arrays]):
+            raise TrainingError(f"{folder} is damaged: sample '{line['key']}' is not as it was written", _AGAIN)
+
+
+def _checksum(parts: Sequence[bytes]) -> int:
+    """One checksum of all parts, in order."""
+    found = 0
+    for part in parts:
+        found = zlib.crc32(part, found)
+    return found
+
+
+def _text_of(line: Mapping[str, Any]) -> str:
+    """A line of samples.jsonl."""
+    return json.dumps(line) + "\n"
 
 
 def _write_all(file: int, data: bytes) -> None:

@@ -161,8 +161,9 @@ def test_a_run_killed_at_any_moment_goes_on_without_losing_what_was_written(
         assert steps == list(range(1, len(steps) + 1))
 
 
-def test_an_interrupt_says_how_to_go_on_exits_130_and_leaves_no_worker(
-    tiny: Path, tmp_path: Path, started: Start
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_says_how_to_go_on_and_leaves_no_worker(
+    number: int, code: int, tiny: Path, tmp_path: Path, started: Start
 ) -> None:
     run = tmp_path / "run"
     process = started(*args(tiny, run, "data.workers=2"))
@@ -170,9 +171,9 @@ def test_an_interrupt_says_how_to_go_on_exits_130_and_leaves_no_worker(
     workers = workers_of(process)
     assert len(workers) == 2
     # as a terminal does: to the whole group
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     out, err = process.communicate(timeout=ENOUGH)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     assert out == ""
     assert "the same command with --resume-from-checkpoint goes on" in err
     assert err.endswith("interrupted\n")

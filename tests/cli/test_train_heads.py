@@ -95,6 +95,32 @@ def test_given_answers_are_learnt_and_the_target_s_own_are_measured(
     assert set(material.judge.keys) == held_out
 
 
+def test_a_run_that_goes_on_writes_no_answer_again_and_measures_on_those_held_out_alone(
+    train: Callable[..., Done], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from medusa_cli.produce import write as module
+
+    assert train("--dataset", data, "--num-samples", 8).code == 0
+    first = keys(tmp_path / "run", "held-out")
+    assert len(first) == 2
+    asked: list[str] = []
+    real = module.write_answers
+    monkeypatch.setattr(module, "write_answers", lambda stage, prompts: asked.extend(prompts) or real(stage, prompts))
+    positions = train("--dataset", data, "--num-samples", 8, "--resume-from-checkpoint", "--json")
+    assert positions.code == 0, positions.err
+    assert asked == []
+    for file in (tmp_path / "run/checkpoints").iterdir():
+        file.unlink()
+    more = train("--dataset", data, "--json")
+    assert more.code == 0, more.err
+    assert asked
+    assert set(asked).isdisjoint(first)
+    held = keys(tmp_path / "run", "held-out")
+    assert held == [*first, *asked]
+    fresh = train("--dataset", data, "--json", folder="fresh")
+    assert more.document["positions"] == fresh.document["positions"]
+
+
 def test_prompts_that_are_too_long_are_left_out_and_counted(medusa: Medusa, tmp_path: Path, tiny: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(rows_of(8, LAYOUTS["prompts"]) + json.dumps({"prompt": "long " * 100}) + "\n")

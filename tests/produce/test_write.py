@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.data.distill import Steered, Written, read_written, steered, user_prefix, write_prompts
+from medusa_cli.data.distill import (
+    Steered,
+    Written,
+    read_prompts_of_its_own,
+    read_written,
+    steered,
+    user_prefix,
+    write_prompts,
+)
 from medusa_cli.errors import DataError
 from medusa_cli.recipe import DataSettings
 
@@ -75,7 +83,7 @@ def test_only_missing_prompts_are_written_and_a_line_cut_by_a_kill_is_one(tmp_pa
     asked: list[list[int]] = []
 
     def write(prompts):
-        asked.extend(prompts)
+        asked.extend(prompt.ids for prompt in prompts)
         yield Written(1, [4, 4, 4], "stop", None)  # type: ignore[arg-type]
         yield Written(0, [4], "stop", None)  # type: ignore[arg-type]
 
@@ -93,3 +101,8 @@ def test_a_damaged_file_of_prompts_is_told(tmp_path: Path) -> None:
     file.write_text("no json\n" + json.dumps({"id": 1}) + "\n")
     with pytest.raises(DataError, match=r"prompts\.jsonl is damaged"):
         read_written(file)
+    for row in ("[]", json.dumps({"id": 1}), json.dumps({"id": "1", "prompt": "a", "tokens": 1})):
+        file.write_text(row + "\n")
+        with pytest.raises(DataError, match=r"prompts\.jsonl is damaged") as caught:
+            read_prompts_of_its_own(file)
+        assert caught.value.hint == "delete it to have it written again"

@@ -65,8 +65,39 @@ def test_a_run_that_was_stopped_ends_bit_equal_to_an_unbroken_one(make_heads, se
     assert all(torch.equal(resumed.state_dict()[name], value) for name, value in whole.state_dict().items())
     assert last.loss == [event for event in whole_run.events if event.kind == "eval"][-1].loss
     lines, expected = log_lines(resumed_run.folder), log_lines(whole_run.folder)
-    # the news of a save comes after the save: a kill between the two loses that line and nothing else
-    assert [line for line in lines if line["kind"] != "save"] == [line for line in expected if line["kind"] != "save"]
+    assert lines == expected
+
+
+@pytest.mark.parametrize("kind", ["kill", "stop"])
+def test_a_save_is_told_once_whenever_the_run_stops(make_heads, sets, make_run, kind, monkeypatch):
+    run = make_run()
+    if kind == "kill":  # between a save and the news of it
+        die_at(run, 5, "eval")
+        real = run.checkpoints.save
+        monkeypatch.setattr(run.checkpoints, "save", lambda *given: real(*given) and exec("raise KeyboardInterrupt"))
+    else:
+        object.__setattr__(run.outlets, "stop_asked", lambda: run.events[-1].step == 5)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_heads(), sets, settings(), 0, run.checkpoints, run.outlets)
+    assert saved_steps(run) == [5]
+    again = make_run()
+    train(make_heads(), sets, settings(), 0, again.checkpoints, again.outlets)
+    saves = [line["step"] for line in log_lines(run.folder) if line["kind"] == "save"]
+    assert saves == [5, 10]
+
+
+def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at_and_ends_bit_equal(make_heads, sets, make_run):
+    whole_run, whole = make_run("whole"), make_heads()
+    train(whole, sets, settings(), 7, whole_run.checkpoints, whole_run.outlets)
+    stopped = make_run("stopped")
+    object.__setattr__(stopped.outlets, "stop_asked", lambda: stopped.events[-1].step == 7)
+    with pytest.raises(KeyboardInterrupt):
+        train(make_heads(), sets, settings(), 7, stopped.checkpoints, stopped.outlets)
+    assert saved_steps(stopped) == [5, 7]
+    again, resumed = make_run("stopped"), make_heads()
+    train(resumed, sets, settings(), 7, again.checkpoints, again.outlets)
+    assert next(event.step for event in again.events if event.kind == "train") == 8
+    assert all(torch.equal(resumed.state_dict()[name], value) for name, value in whole.state_dict().items())
 
 
 def test_the_last_two_checkpoints_are_kept(make_heads, sets, make_run):
@@ -98,11 +129,23 @@ def test_a_save_that_fails_keeps_the_one_before_and_can_be_gone_on_from(make_hea
     assert [event.step for event in again.events if event.kind == "train"] == [6, 7, 8, 9, 10]
 
 
-def test_a_damaged_newest_checkpoint_falls_back_on_the_one_before(make_heads, sets, make_run):
+@pytest.mark.parametrize("damage", ["empty", "cut", "halved", "garbage", "text", "another's"])
+def test_a_damaged_newest_checkpoint_falls_back_on_the_one_before(make_heads, sets, make_run, damage):
     run = make_run()
     train(make_heads(), sets, settings(), 0, run.checkpoints, run.outlets)
     newest = run.folder / "checkpoints" / "step-00000010.pt"
-    newest.write_bytes(newest.read_bytes()[:1000])
+    whole = newest.read_bytes()
+    spoilt = {
+        "empty": b"",
+        "cut": whole[:1000],
+        "halved": whole[: len(whole) // 2],
+        "garbage": bytes(range(256)) * 9,
+        "text": b"not a checkpoint\n",
+    }
+    if damage == "another's":
+        torch.save([1, 2], newest)
+    else:
+        newest.write_bytes(spoilt[damage])
     again = make_run()
     train(make_heads(), sets, settings(), 0, again.checkpoints, again.outlets)
     assert again.events[0].step == 6
@@ -150,5 +193,6 @@ def test_a_log_line_cut_short_by_a_kill_is_dropped(tmp_path):
     for step in (1, 2, 3):
         log.append({"step": step, "loss": 0.5})
     log.file.write_text(log.file.read_text() + '{"step": 4, "lo')
+    log.file.write_bytes(log.file.read_bytes().replace(b"{", b"\xff\x00 no line\n[]\n{", 1))
     log.rewind(2)
     assert [json.loads(line)["step"] for line in log.file.read_text().splitlines()] == [1, 2]

@@ -1,5 +1,6 @@
 """The folder of hidden states: what is complete stays, what is not is dropped."""
 
+import json
 import os
 
 import numpy as np
@@ -22,7 +23,7 @@ def sample(key: str, length: int, missing: int = 0) -> Sample:
 
 
 def open_store(folder, **changes) -> HiddenStore:
-    return HiddenStore(folder, **{"hidden_size": HIDDEN, "fingerprint": "abc", **changes})
+    return HiddenStore(folder, **{"hidden_size": HIDDEN, "fingerprint": "abc", "longest": 9, **changes})
 
 
 def same(one: Corpus, other: Corpus) -> bool:
@@ -98,6 +99,65 @@ def test_a_full_disk_is_an_error_with_a_hint_and_leaves_whole_samples(tmp_path, 
     assert same(Corpus.open(tmp_path), Corpus.from_samples([sample("a", 5), sample("c", 4)]))
 
 
+def filled(folder, count: int) -> list[Sample]:
+    samples = [sample(f"{number}", 3 + number % 5) for number in range(count)]
+    with open_store(folder) as store:
+        for one in samples:
+            store.append(one)
+    return samples
+
+
+@pytest.mark.parametrize("name", store_module.DATA)
+def test_more_numbers_missing_than_a_stop_leaves_out_are_told_and_nothing_is_cut(tmp_path, name):
+    filled(tmp_path, 60)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:40])
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(TrainingError, match=rf"{name} is damaged: it holds \d+ of 60 samples"):
+        open_store(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_numbers_that_the_machine_lost_when_it_stopped_are_written_again(tmp_path):
+    samples = filled(tmp_path, 60)
+    file = tmp_path / "hidden.f16"
+    whole = sum(len(one.ids) for one in samples[:40])
+    file.write_bytes(file.read_bytes()[: (whole + 1) * HIDDEN * 2])
+    with open_store(tmp_path) as store:
+        assert store.keys == [one.key for one in samples[:40]]
+        for one in samples[40:]:
+            store.append(one)
+    assert same(Corpus.open(tmp_path), Corpus.from_samples(samples))
+
+
+def test_a_list_of_samples_that_lost_most_of_its_lines_is_told_and_nothing_is_cut(tmp_path):
+    filled(tmp_path, 120)
+    (tmp_path / "samples.jsonl").write_text("")
+    size = (tmp_path / "hidden.f16").stat().st_size
+    with pytest.raises(TrainingError, match=r"samples.jsonl is damaged: it names 0 of 600 tokens"):
+        open_store(tmp_path)
+    assert (tmp_path / "hidden.f16").stat().st_size == size
+
+
+@pytest.mark.parametrize("name", store_module.DATA)
+def test_numbers_that_are_not_those_written_name_their_sample(tmp_path, name):
+    filled(tmp_path, 4)
+    content = bytearray((tmp_path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TrainingError, match=r"is damaged: sample '\d' is not as it was written"):
+        Corpus.open(tmp_path)
+
+
+def test_a_folder_from_before_there_were_checksums_is_read(tmp_path):
+    samples = filled(tmp_path, 4)
+    index = tmp_path / "samples.jsonl"
+    lines = [json.loads(line) for line in index.open()]
+    index.write_text("".join(json.dumps({"key": n["key"], "length": n["length"]}) + "\n" for n in lines))
+    with open_store(tmp_path) as store:
+        store.append(sample("new", 4))
+    assert same(Corpus.open(tmp_path), Corpus.from_samples([*samples, sample("new", 4)]))
+
+
 def no_space() -> int:
     raise OSError(28, "No space left on device")
 
@@ -125,7 +185,16 @@ def test_an_empty_folder_and_a_missing_one_are_errors(tmp_path):
         Corpus.open(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "text"), [("store.json", "{"), ("store.json", "[]"), ("samples.jsonl", "nonsense\n")])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("store.json", "{"),
+        ("store.json", "[]"),
+        ("samples.jsonl", "nonsense\n"),
+        ("samples.jsonl", "[]\n"),
+        ("samples.jsonl", '{"key": 1}\n'),
+    ],
+)
 def test_a_damaged_folder_says_what_to_do(tmp_path, name, text):
     open_store(tmp_path).close()
     (tmp_path / name).write_text(text)

@@ -12,6 +12,7 @@ import torch
 
 from medusa_cli.errors import TrainingError
 from medusa_cli.recipe import TrainSettings
+from medusa_cli.train.beliefs import beliefs_at
 from medusa_cli.train.corpus import NOT_ASKED, OUTSIDE, Corpus, Examples
 from medusa_cli.train.loop import Sets, train
 from medusa_cli.train.measure import (
@@ -23,6 +24,7 @@ from medusa_cli.train.measure import (
     path_frequencies,
     rank_places,
 )
+from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import read_measured
 from medusa_cli.trees.tree import TokenTree
 
@@ -139,6 +141,19 @@ def test_reported_accuracy_is_the_share_of_the_text_s_tokens_the_heads_guess(tra
     )
     assert 0.3 < accuracy.plain[0][0] < 1
     assert accuracy.conditional[1][0] > accuracy.plain[1][0]
+
+
+def test_the_order_in_which_samples_are_looked_at_changes_no_measurement(trained, noisy):
+    heads, held_out = trained
+    backwards = Examples.of(noisy, range(11, 7, -1), heads.draft_ids, HEADS)
+    wanted, found = (measure(heads, examples, num_ranks=8, chunk=64, source="x") for examples in (held_out, backwards))
+    assert found.accuracy == wanted.accuracy
+    assert found.paths == wanted.paths
+    beliefs = [
+        beliefs_at(heads, examples, seen.ranks, num_ranks=8, most=10_000).replay(DynamicShape(4))
+        for examples, seen in ((held_out, wanted), (backwards, found))
+    ]
+    assert beliefs[0] == beliefs[1]
 
 
 def test_a_replay_takes_the_steps_a_chain_decode_takes(trained):

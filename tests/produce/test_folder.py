@@ -1,0 +1,93 @@
+"""The run folder: one run at a time, nothing half-written left, and marks that can be read."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from medusa_cli.errors import TrainingError
+from medusa_cli.produce.folder import RunFolder, open_folder
+from medusa_cli.recipe import Recipe
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return open_folder(Recipe(output_dir=str(tmp_path / "run")), resume=True)
+
+
+def test_files_that_a_kill_left_half_written_are_gone_once_a_run_has_the_folder(folder: RunFolder) -> None:
+    for place in ("", "checkpoints", "written/answers"):
+        (folder.path / place).mkdir(parents=True, exist_ok=True)
+        (folder.path / place / ".step-00000004.pt.123.part").write_text("half")
+        (folder.path / place / "whole.part").write_text("whole")
+    folder.claim("abc")
+    with open_folder(folder.recipe, resume=True).to_itself():
+        left = [file.name for file in folder.path.rglob("*.part")]
+    assert left == ["whole.part"] * 3
+
+
+def test_a_run_that_ended_since_the_folder_was_looked_at_is_noticed(folder: RunFolder) -> None:
+    other = open_folder(folder.recipe, resume=True)
+    with other.to_itself():
+        other.claim("abc")
+    with pytest.raises(TrainingError, match="another run has just written to") as caught, folder.to_itself():
+        pass
+    assert caught.value.hint == "run the same command again"
+    with open_folder(folder.recipe, resume=True).to_itself():
+        pass
+
+
+def test_of_two_processes_one_has_the_folder_and_a_kill_gives_it_back(folder: RunFolder) -> None:
+    holding = (
+        "import sys, time; from medusa_cli.produce.folder import open_folder; from medusa_cli.recipe import Recipe\n"
+        f"with open_folder(Recipe(output_dir={str(folder.path)!r}), resume=True).to_itself():\n"
+        "    print('held', flush=True); time.sleep(300)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", holding], stdout=subprocess.PIPE, text=True, cwd=os.getcwd())
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(TrainingError, match="another run is writing to"), folder.to_itself():
+            pass
+    finally:
+        process.kill()
+        process.wait()
+    with folder.to_itself():
+        pass
+
+
+@pytest.mark.parametrize("text", ["[]", '{"data": 3}', '"text"'])
+def test_a_mark_that_names_no_settings_is_told(folder: RunFolder, text: str) -> None:
+    (folder.path / "run.json").write_text(text)
+    with pytest.raises(TrainingError, match=r"run\.json is damaged: it names no settings"):
+        open_folder(folder.recipe, resume=True)
+
+
+def test_an_empty_mark_beside_samples_is_told_but_none_at_all_or_one_alone_is_a_start(folder: RunFolder) -> None:
+    (folder.path / "written").mkdir()
+    assert open_folder(folder.recipe, resume=True).found == {}
+    (folder.path / "written").rmdir()
+    (folder.path / "run.json").touch()
+    assert open_folder(folder.recipe, resume=True).found == {}
+    (folder.path / "written").mkdir()
+    with pytest.raises(TrainingError, match="whose run this is can't be told"):
+        open_folder(folder.recipe, resume=True)
+
+
+def test_samples_of_a_folder_that_trained_before_are_split_as_they_were(folder: RunFolder) -> None:
+    assert folder.by_keys
+    (folder.path / "checkpoints").mkdir()
+    folder.claim("abc")
+    (folder.path / "checkpoints/step-00000001.pt").write_bytes(b"")
+    before = open_folder(folder.recipe, resume=True)
+    assert not before.by_keys
+    before.begin_training("abc")
+    assert json.loads((folder.path / "run.json").read_text())["order"] is None
+    (folder.path / "checkpoints/step-00000001.pt").unlink()
+    anew = open_folder(folder.recipe, resume=True)
+    assert anew.by_keys
+    anew.begin_training("abc")
+    assert json.loads((folder.path / "run.json").read_text())["order"] == "keys"
