@@ -30,14 +30,14 @@ def read_answers(stage: Stage, samples: Mapping[str, Tokens], whose: str) -> Gat
     small for the states.
     """
     store = stage.folder / "read"
-    _read_missing(stage, samples, store)
+    keep_states(stage, samples, store)
     figure = perplexity(stage.target, list(samples.values()))
     unlikely = warning_of(figure, whose)
     account = {"template": stage.template, "perplexity": figure}
     return Gathered(store, by_target=False, answers=account, warnings=[unlikely] if unlikely else [])
 
 
-def _read_missing(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> None:
+def keep_states(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> None:
     """Hidden states of every sample that has none yet; longest first, so that a batch wastes little.
 
     Where an earlier pass stopped, its batches are read again as they were cut: a state's last bits depend on the batch.

@@ -18,9 +18,9 @@ import torch
 
 from medusa_cli.data.prompts import read_prompts
 from medusa_cli.data.tokens import Tokens, prompt_ids
-from medusa_cli.produce import read
-from medusa_cli.produce.crew import Manner, write_here
+from medusa_cli.produce.crew import Job, Manner, write_here
 from medusa_cli.produce.race import FROM_STORE, SAME_LOSS, Trial, arms_of, race
+from medusa_cli.produce.read import keep_states
 from medusa_cli.produce.stage import Stage
 from medusa_cli.produce.versus import PROMPTS
 from medusa_cli.recipe import Recipe, TargetSettings
@@ -120,7 +120,7 @@ def answered(target: Target, prompts: Sequence[Sequence[int]], budget: int) -> d
     """Each prompt with the target's greedy answer, of which alone is learnt."""
     texts = {}
     manner = Manner(max_new_tokens=budget, max_tokens=target.context_limit, rows=min(64, len(prompts)))
-    for written in write_here(target, prompts, manner):
+    for written in write_here(target, [Job(number, ids) for number, ids in enumerate(prompts)], manner):
         asked, answer = list(prompts[written.index]), written.token_ids
         texts[str(written.index)] = Tokens([*asked, *answer], [False] * len(asked) + [True] * len(answer))
     return texts
@@ -138,7 +138,7 @@ def compare(
         begun = now(target.device)
         # the data stage's own pass, without its look at how likely the answers are: that is of some texts only
         store = Path(folder) / "read"
-        read._read_missing(Stage(recipe, target, Path(folder), lambda *_: None), texts, store)
+        keep_states(Stage(recipe, target, Path(folder), lambda *_: None), texts, store)
         states_seconds = now(target.device) - begun
         corpus = Corpus.open(store)
         split = corpus.split(recipe.data.held_out, recipe.seed)

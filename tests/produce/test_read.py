@@ -53,7 +53,7 @@ def test_a_pass_that_stopped_in_a_batch_leaves_the_same_bytes_as_an_unbroken_one
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int
 ) -> None:
     samples = samples_of(12)
-    read._read_missing(stage, samples, tmp_path / "whole")
+    read.keep_states(stage, samples, tmp_path / "whole")
     whole = list(stage.target.shapes)  # type: ignore[attr-defined]
     assert len({shape[0] for shape in whole}) > 1
 
@@ -66,10 +66,10 @@ def test_a_pass_that_stopped_in_a_batch_leaves_the_same_bytes_as_an_unbroken_one
 
     monkeypatch.setattr(HiddenStore, "append", dying)
     with pytest.raises(KeyboardInterrupt):
-        read._read_missing(stage, samples, tmp_path / "broken")
+        read.keep_states(stage, samples, tmp_path / "broken")
     monkeypatch.setattr(HiddenStore, "append", real)
     stage.target.shapes.clear()  # type: ignore[attr-defined]
-    read._read_missing(stage, samples, tmp_path / "broken")
+    read.keep_states(stage, samples, tmp_path / "broken")
     assert content(tmp_path / "broken") == content(tmp_path / "whole")
     # what was read whole is not read again
     again = stage.target.shapes  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ def test_a_pass_that_stopped_in_a_batch_leaves_the_same_bytes_as_an_unbroken_one
 
 
 def test_samples_added_later_are_read_by_themselves(stage: Stage, tmp_path: Path) -> None:
-    read._read_missing(stage, samples_of(8), tmp_path / "store")
+    read.keep_states(stage, samples_of(8), tmp_path / "store")
     stage.target.shapes.clear()  # type: ignore[attr-defined]
-    read._read_missing(stage, samples_of(12), tmp_path / "store")
+    read.keep_states(stage, samples_of(12), tmp_path / "store")
     assert sum(rows for rows, _ in stage.target.shapes) == 4  # type: ignore[attr-defined]
