@@ -54,6 +54,7 @@ class Kind:
 SMALL = (
     "data.max_prompt_tokens=8", "data.max_answer_tokens=12", "train.batch_size=24", "tree.max_size=6", "--num-samples",
     10, "--epochs", 2, "--save-steps", 3, "--eval-steps", 4, "--tree-size", 5, "--runner", "eager", "-q",
+    "--decode-steps", 2, "--patience", 2,
 )  # fmt: skip
 KINDS = (
     Kind("one text at a time", ("data.rows=1",)),

@@ -66,7 +66,7 @@ def workers_of(launcher: subprocess.Popen[str]) -> dict[int, int]:
 
 
 def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in map(json.loads, (folder / "train.jsonl").open()) if line["loss"] is not None]
+    return [line["loss"] for line in map(json.loads, (folder / "train.jsonl").open()) if "loss" in line]
 
 
 def assert_same_heads(one: Path, other: Path) -> None:
@@ -114,7 +114,7 @@ def test_two_processes_learn_what_one_does_and_one_goes_on_where_two_stopped(
     _, err = bad.communicate(timeout=PATIENCE_S)
     assert bad.returncode != 0
     (error,) = errors_in(err)
-    assert error.startswith("error: step 1: the loss is not finite on row ")
+    assert error.startswith("error: step 1: the loss is not finite on ")
 
 
 def test_when_one_process_dies_all_end_and_the_first_says_so(
@@ -131,7 +131,11 @@ def test_when_one_process_dies_all_end_and_the_first_says_so(
     os.kill(workers[1], signal.SIGKILL)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode != 0
-    assert errors_in(err) == ["error: one of the 2 training processes has ended"]
+    (error,) = errors_in(err)  # which it is depends on who notices first: the first process, or the launcher
+    assert error in (
+        "error: one of the 2 training processes has ended",
+        "error: the launcher ended all training processes (SIGTERM)",
+    )
     assert "--resume-from-checkpoint goes on" in err
     assert not Path(f"/proc/{workers[0]}").exists()
     assert any((tmp_path / "run" / "checkpoints").iterdir())

@@ -33,7 +33,7 @@ def stage_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def store_of(stage: Stage, samples: int) -> None:
     """So many answers that are there, of five tokens each."""
-    with HiddenStore(stage.folder / "answers", hidden_size=HIDDEN, fingerprint="f") as store:
+    with HiddenStore(stage.folder / "answers", hidden_size=HIDDEN, fingerprint="f", longest=10) as store:
         for number in range(samples):
             store.append(Sample(str(number), [1] * 5, torch.zeros(5, HIDDEN), [True] * 5))
 
