@@ -51,7 +51,7 @@ def test_a_soak_notices_a_run_that_learns_something_else_after_a_kill(
     often = max(lines, key=lambda site: lines[site])
     # past the first checkpoint
     one.run([at_line(often, lines[often] * 3 // 4, frozenset(one.watched.codes))])
-    assert any("heads.safetensors differs" in fault for fault in one.tally.faults)
+    assert any("train.jsonl differs" in fault for fault in one.tally.faults)
 
 
 def test_folders_that_differ_are_told_by_file(tmp_path: Path) -> None:
