@@ -131,7 +131,7 @@ def _cost_here(settings: TargetSettings, folder: Path | None, measure: bool) -> 
 
     belongs = _belongs(folder)
     if measure:
-        known = _measure(settings, belongs)
+        known = _measure(settings, folder, belongs)
     else:
         wanted = {name: getattr(settings, name) for name in ("runner", "dtype", "device")}
         asked = {name: None if value == "auto" else value for name, value in wanted.items()}
@@ -143,13 +143,13 @@ def _cost_here(settings: TargetSettings, folder: Path | None, measure: bool) -> 
     return KnownCost("here", known.seconds, known.runner, known.dtype, known.threads, known.measured)
 
 
-def _measure(settings: TargetSettings, belongs: "MedusaConfig | None") -> "Costs":
+def _measure(settings: TargetSettings, folder: Path | None, belongs: "MedusaConfig | None") -> "Costs":
     """The costs of the model's steps, measured now and remembered. Raises HeadsMismatch for another's heads."""
-    from medusa_cli.assemble import load_target
+    from medusa_cli.assemble import adapter_of, load_target
     from medusa_cli.heads.config import check_belongs
     from medusa_cli.target.step_cost import measure_and_keep
 
-    target = load_target(settings)
+    target = load_target(settings, adapter_of(folder) if belongs else None)
     if belongs:
         check_belongs(belongs, target)
     return measure_and_keep(target)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from medusa_cli.produce.heads import Hooks, Made
+    from medusa_cli.train.joint import JointEvent
     from medusa_cli.train.loop import Event, Reporter
 
 
@@ -139,9 +140,11 @@ def _run(recipe: Recipe, console: Console, resume: bool) -> "Made":
     from medusa_cli.assemble import load_target
     from medusa_cli.produce.folder import open_folder
     from medusa_cli.produce.heads import make_heads, source_of
+    from medusa_cli.produce.joint import check_joint
 
     folder = open_folder(recipe, resume=resume)
     source = source_of(recipe)  # what isn't there is said before a model is loaded
+    check_joint(recipe, folder.path)
     command = shlex.join(["medusa", *sys.argv[1:]])
     try:
         with folder.to_itself(), _reporter(recipe) as reporter, _Watch(console, reporter) as hooks:
@@ -180,7 +183,7 @@ class _Watch:
     def __enter__(self) -> "Hooks":
         from medusa_cli.produce.heads import Hooks
 
-        return Hooks(self.on_data, self.on_event, self.say, self.warn, self._reporter)
+        return Hooks(self.on_data, self.on_event, self.say, self.warn, self._reporter, self.on_joint)
 
     def __exit__(self, *_: object) -> None:
         self._close()
@@ -201,6 +204,18 @@ class _Watch:
         progress = self._open("training", event.total_steps, event.step)
         note = f"loss {event.loss:.3f}  heads {accuracy}  {event.examples_per_second:,.0f} tokens/s"
         progress.advance(event.step - progress.done, note)
+
+    def on_joint(self, event: "JointEvent") -> None:
+        """A step of heads and adapter together."""
+        if event.loss is None:
+            return
+        accuracy = " ".join(f"{right:.2f}" for right in event.top1_K or [])
+        kept = f"divergence {event.divergence:.4f}, same best token {event.agreement:.1%}"
+        if event.kind == "eval":
+            self.say(f"step {event.step}: held-out loss of the heads {event.loss:.3f}, right {accuracy}; {kept}")
+            return
+        progress = self._open("heads and adapter", event.total_steps, event.step)
+        progress.advance(event.step - progress.done, f"loss {event.loss:.3f}  heads {accuracy}  {kept}")
 
     def say(self, text: str) -> None:
         """A sentence."""
@@ -244,6 +259,17 @@ def _show(made: "Made", console: Console) -> None:
         console.out(
             "tree: none pays on this machine; the heads are stored with the empty tree (--tree-size N for another)"
         )
+    if made.adapter:
+        moved = made.adapter
+        console.out(
+            f"adapter: perplexity of held-out text {moved['perplexity_before']:.3f} before, "
+            f"{moved['perplexity_after']:.3f} after; the best token is the same at {moved['agreement']:.1%} of "
+            f"{moved['places']:,} places"
+        )
+        console.out(
+            f"tokens a step by the best tree of 16 nodes: {moved['tokens_before']:.2f} with the heads alone, "
+            f"{moved['tokens_after']:.2f} with the adapter"
+        )
     console.out(f"heads: {made.folder}")
 
 
@@ -267,4 +293,5 @@ def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:
         "data": made.data,
         "answers": made.answers,
         "seed": recipe.seed,
+        **({"adapter": made.adapter} if made.adapter else {}),
     }

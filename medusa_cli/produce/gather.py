@@ -85,13 +85,21 @@ def _read_given(stage: Stage, conversations: Sequence[Conversation], counts: Cou
     return replace(gathered, answers={"by": "the data set", **gathered.answers}, warnings=warnings)
 
 
-def own_words(stage: Stage, corpus: Corpus, samples: Sequence[int]) -> Corpus:
+def own_words(
+    stage: Stage, corpus: Corpus, samples: Sequence[int], known: Mapping[str, Sequence[int]] | None = None
+) -> Corpus:
     """What the target itself says where these samples' first answers stand.
 
     Heads are measured on it: how well they guess words that the target would not say is of no use. Raises
     TrainingError when none of the samples leaves room for an answer.
+
+    known   prompts by key, of samples that don't begin with theirs
     """
-    prompts = {corpus.keys[sample]: _prompt_of(corpus, sample) for sample in samples}
+    known = known or {}
+    prompts: dict[str, Sequence[int]] = {
+        key: known[key] if key in known else _prompt_of(corpus, sample)
+        for key, sample in ((corpus.keys[sample], sample) for sample in samples)
+    }
     fitting = {key: ids for key, ids in prompts.items() if len(ids) < stage.longest_text}
     if not fitting:
         raise TrainingError("no held-out sample leaves room for an answer", "raise --max-seq-length, or data.held_out")

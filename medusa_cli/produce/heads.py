@@ -3,12 +3,13 @@
 run.json         whose run it is                                            (produce/folder.py)
 written/         what the target wrote or read, with its hidden states      (data stage)
 checkpoints/     the newest states of the training run                      (training)
+joint/ adapter/  an adapter that learns with the heads, if the recipe has one (produce/joint.py)
 heads.safetensors heads.json tree.json accuracy.json train.jsonl provenance.json README.md
 """
 
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,34 +29,41 @@ from medusa_cli.heads.start import take_over
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
 from medusa_cli.produce.gather import gather, own_words
+from medusa_cli.produce.joint import Task, adapt, measured_alone, nothing
 from medusa_cli.produce.stage import OnProgress, Stage
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.card import FittedTree, Provenance, write_card
 from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
+from medusa_cli.train.joint import JointEvent
 from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """How a run is watched: the data stage's progress, the training's events, sentences and those that warn."""
+    """How a run is watched: the data stage's progress, the trainings' events, sentences and those that warn."""
 
     on_data: OnProgress
     on_event: Callable[[Event], None]
     say: Callable[[str], None]
     warn: Callable[[str], None]
     reporter: Reporter | None = None
+    on_joint: Callable[[JointEvent], None] = nothing
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a finished run has to show; `data` counts samples and tokens, `answers` says who wrote them and how."""
+    """What a finished run has to show; `data` counts samples and tokens, `answers` says who wrote them and how.
+
+    adapter   how far an adapter moved the target; None without one
+    """
 
     folder: Path
     fitted: Fitted
     data: Mapping[str, int]
     answers: Mapping[str, Any]
+    adapter: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class Material:
     """What the data stage leaves: samples of `corpus` to learn from, and samples of `judge` to be measured on.
 
     The judge's learnt tokens are always the target's own words; it is the corpus itself when those are too.
+    held_out are the corpus's samples that are not learnt, prompts the whole prompts where samples lack them.
     """
 
     corpus: Corpus
@@ -71,6 +80,8 @@ class Material:
     judged: Sequence[int]
     counts: Mapping[str, int]
     answers: Mapping[str, Any]
+    held_out: Sequence[int]
+    prompts: Mapping[str, Sequence[int]]
 
 
 def make_heads(
@@ -95,18 +106,27 @@ def make_heads(
     )
     folder.begin_training(target.fingerprint)
     outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter)
-    train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
+    last = train(heads, sets, recipe.train, recipe.seed, folder.checkpoints(target.fingerprint), outlets)
+    adapted = None
+    if recipe.lora is not None:
+        alone = measured_alone(recipe, heads, sets.held_out)
+        task = Task(
+            recipe, recipe.lora, target, folder.path, hooks, material, heads, sets.train, alone, steps=last.step
+        )
+        adapted = adapt(task)
+        target, sets = adapted.target, replace(sets, held_out=adapted.held_out)
     _refuse_overflow(heads, recipe.heads.stored)
     write_heads(heads, folder.path, getattr(torch, recipe.heads.stored))
     # What is stored is what is measured: storing in 16 bits rounds.
     heads = read_heads(folder.path, target)
     hooks.say("measuring accuracies on held-out text, and what a step costs on this machine")
     fitted = fit(recipe, target, folder.path, heads, sets.held_out)
-    provenance = _provenance(recipe, target, material, command)
+    moved = adapted.account(fitted.measurement) if adapted else None
+    provenance = replace(_provenance(recipe, target, material, command), adapter=moved)
     shape = fitted.shape.spec if fitted.shape else None
     tree = FittedTree(fitted.tree.paths(), shape, fitted.choice.expected_tokens)
     write_card(folder.path, provenance, fitted.measurement.accuracy, tree)
-    return Made(folder.path, fitted, material.counts, material.answers)
+    return Made(folder.path, fitted, material.counts, material.answers, moved)
 
 
 def _gather(stage: Stage, hooks: Hooks) -> Material:
@@ -128,10 +148,11 @@ def _gather(stage: Stage, hooks: Hooks) -> Material:
     answers = {**gathered.answers, "lengths": _lengths(corpus)}
     if gathered.by_target:
         counts["tokens written"] += counts["tokens learnt"]
-        return Material(corpus, split.train, corpus, split.held_out, counts, answers)
+        return Material(corpus, split.train, corpus, split.held_out, counts, answers, split.held_out, gathered.prompts)
     judge = own_words(stage, corpus, split.held_out)
     counts["tokens written"] = int(judge.supervised_T.sum())
-    return Material(corpus, split.train, judge, range(judge.num_samples), counts, answers)
+    judged = range(judge.num_samples)
+    return Material(corpus, split.train, judge, judged, counts, answers, split.held_out, gathered.prompts)
 
 
 def _lengths(corpus: Corpus) -> dict[str, float]:

@@ -50,6 +50,7 @@ class Gathered:
     answers    who wrote them and how: names and numbers for provenance.json
     counts     rows by what became of them
     notes      sentences for the user; `warnings` are those that even --quiet shows
+    prompts    ids of the whole prompt by key, where a sample begins with the prompt's last token
     """
 
     store: Path
@@ -58,3 +59,4 @@ class Gathered:
     counts: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    prompts: Mapping[str, Sequence[int]] = field(default_factory=dict)

@@ -63,7 +63,7 @@ def answer(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Gathered:
         "max_tokens": stage.answer_tokens,
         "template": stage.template,
     }
-    return Gathered(place, by_target=True, answers=account, notes=prompts.notes)
+    return Gathered(place, by_target=True, answers=account, notes=prompts.notes, prompts=prompts.ids)
 
 
 def fitting(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Fitting:

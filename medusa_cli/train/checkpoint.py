@@ -8,11 +8,12 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
@@ -37,6 +38,8 @@ _FREE: dict[str, Any] = {
         "server_tries",
     },
     "train": {"report_to", "save_steps", "eval_steps"},
+    # the heads learn alone first: an adapter that learns with them afterwards changes nothing of that
+    "lora": True,
 }
 
 
@@ -66,12 +69,14 @@ class RunIdentity:
 class TrainState:
     """Everything that changes while training: modules are read on saving and filled on restoring.
 
-    order  what the order of examples depends on; a run only goes on with an equal one
+    order    what the order of examples depends on; a run only goes on with an equal one
+    adapter  parameters by name that learn beside the heads
     """
 
     heads: MedusaHeads
     optimizer: torch.optim.Optimizer
     order: Mapping[str, int | float]
+    adapter: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -96,6 +101,8 @@ class Checkpoints:
             "optimizer": state.optimizer.state_dict(),
             "generators": _generators(),
         }
+        if state.adapter:
+            content["adapter"] = {name: value.detach() for name, value in state.adapter.items()}
         buffer = io.BytesIO()
         torch.save(content, buffer)
         path = self.folder / f"step-{step:08d}.pt"
@@ -125,6 +132,9 @@ class Checkpoints:
             raise TrainingError(f"no checkpoint in {self.folder} can be read", "delete the folder to start anew")
         self._check(content, state)
         state.heads.load_state_dict(content["heads"])
+        with torch.no_grad():
+            for name, parameter in state.adapter.items():
+                parameter.copy_(content["adapter"][name])
         state.optimizer.load_state_dict(content["optimizer"])
         _set_generators(content["generators"])
         return int(content["step"])
