@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from medusa_cli.produce.heads import Hooks, Made
-    from medusa_cli.train.joint import JointEvent
+    from medusa_cli.train.joint_news import JointEvent
     from medusa_cli.train.loop import Event, Reporter
 
 

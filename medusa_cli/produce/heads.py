@@ -36,7 +36,7 @@ from medusa_cli.target.model import Target
 from medusa_cli.train.card import FittedTree, Provenance, write_card
 from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
-from medusa_cli.train.joint import JointEvent
+from medusa_cli.train.joint_news import JointEvent
 from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
 
 

@@ -32,7 +32,8 @@ from medusa_cli.target.model import Target
 from medusa_cli.target.sources import find_source
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog, recipe_hash
 from medusa_cli.train.corpus import Examples
-from medusa_cli.train.joint import JointEvent, JointOutlets, JointSettings, JointTexts, Learners, train_joint
+from medusa_cli.train.joint import JointTexts, Learners, train_joint
+from medusa_cli.train.joint_news import JointEvent, JointOutlets, JointSettings
 from medusa_cli.train.keep import Predictions, predictions
 from medusa_cli.train.measure import Measurement, fit_tree_joint, measure
 from medusa_cli.train.texts import Texts

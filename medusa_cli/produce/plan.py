@@ -16,6 +16,8 @@ from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.home import expanded
 from medusa_cli.produce.effort import Effort, measure_effort
 from medusa_cli.produce.heads import fresh_heads
+from medusa_cli.produce.joint import meta_model
+from medusa_cli.produce.joint_plan import JointPlan, joint_plan, joint_seconds
 from medusa_cli.recipe import DataSettings, Recipe
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_config, weights_are_here
@@ -42,17 +44,19 @@ class Memory:
     writing   copies of the weights, keys and values of all rows, and their logits
     training  one copy of the weights, the heads with what the optimizer keeps, and the output matrix in float32
     free      what the device has now; None where nobody can tell
+    joint     with the adapter, if the recipe has one (produce/joint_plan.py)
     """
 
     weights: int
     writing: int
     training: int
     free: int | None
+    joint: int = 0
 
     @property
     def needed(self) -> int:
-        """The larger of the two stages."""
-        return max(self.writing, self.training)
+        """The largest of the stages."""
+        return max(self.writing, self.training, self.joint)
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,12 @@ class Seconds:
     answers: float
     reading: float
     training: float
+    adapter: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.prompts + self.answers + self.reading + self.training
+        return self.prompts + self.answers + self.reading + self.training + self.adapter
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,7 @@ class Plan:
     memory: Memory
     seconds: Seconds | None = None
     why_not_timed: str | None = None
+    joint: JointPlan | None = None
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -104,6 +110,11 @@ def plan_of(recipe: Recipe) -> Plan:
     steps = math.ceil(recipe.train.epochs * learnt / recipe.train.batch_size)
     parameters = _parameters(recipe, text.hidden_size, text.vocab_size)
     places = data.num_samples * (tokens + 1 if data.target_answers else data.max_seq_length)
+    memory = _memory(recipe, config, parameters)
+    joint = None
+    if recipe.lora is not None:
+        joint = joint_plan(recipe, recipe.lora, config, meta_model(config), memory.weights, parameters)
+        memory = replace(memory, joint=joint.memory)
     return Plan(
         samples=data.num_samples,
         prompts_written=_lines(folder / "written" / "prompts.jsonl"),
@@ -116,7 +127,8 @@ def plan_of(recipe: Recipe) -> Plan:
         + COPIES_OF_THE_HEADS * BYTES_A_PARAMETER * parameters,
         heads=recipe.heads.num_heads,
         parameters=parameters,
-        memory=_memory(recipe, config, parameters),
+        memory=memory,
+        joint=joint,
     )
 
 
@@ -166,7 +178,9 @@ def _seconds(plan: Plan, recipe: Recipe, effort: Effort) -> Seconds:
     own, new = data.dataset == "self", _answer_tokens(data)
     unwritten = data.num_samples - min(plan.prompts_written, data.num_samples)
     prompt = data.max_prompt_tokens if own else data.max_seq_length - new
+    lora, joint = recipe.lora, plan.joint
     return Seconds(
+        adapter=joint_seconds(recipe, lora, joint.steps_at_most, effort.read_token) if lora and joint else 0.0,
         prompts=writing(unwritten, 0, data.max_prompt_tokens) if own else 0.0,
         answers=writing(unanswered, prompt, new) if data.target_answers else 0.0,
         reading=0.0 if data.target_answers else unanswered * data.max_seq_length * effort.read_token,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.pytorch_utils import Conv1D
@@ -221,8 +221,7 @@ def adaptable(model: Any, wanted: Iterable[str] | None) -> dict[str, nn.Module]:
     layers = {
         name: module
         for name, module in model.named_modules()
-        # of these classes exactly: quantised layers are children of nn.Linear, and hold no weight to add to
-        if type(module) in (nn.Linear, Conv1D) and module is not output
+        if isinstance(module, nn.Linear | Conv1D) and module is not output and _is_plain(module.weight)
     }
     if not layers:
         raise RecipeError("lora: no layer of this model can be adapted", "leave the section lora out")
@@ -236,7 +235,13 @@ def adaptable(model: Any, wanted: Iterable[str] | None) -> dict[str, nn.Module]:
 
 def count_parameters(layers: Mapping[str, nn.Module], rank: int) -> int:
     """How many numbers an adapter of this rank has over these layers."""
-    return sum(rank * sum(layer.weight.shape) for layer in layers.values())  # type: ignore[union-attr]
+    weights: list[Any] = [layer.weight for layer in layers.values()]
+    return sum(rank * sum(weight_OI.shape) for weight_OI in weights)
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Whether this is a weight that can be added to: quantised ones are whole numbers in a class of their own."""
+    return type(weight) is nn.Parameter and weight.is_floating_point()
 
 
 def _named(name: str, wanted: str) -> bool:

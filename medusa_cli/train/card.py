@@ -118,8 +118,8 @@ def _adapter(moved: Mapping[str, Any]) -> str:
     return (
         "## Adapter\n\nThe heads belong to the model with the adapter in `adapter/` merged into its weights "
         "(`peft.PeftModel.from_pretrained` loads it), and what is decoded with them is that model's text, not the base "
-        f"model's. Measured on {moved['places']:,} places of held-out text. Tokens a step are those of the best tree of "
-        "16 nodes, before with the heads that had learnt alone.\n\n" + _table(("what", "value"), rows)
+        f"model's. Measured on {moved['places']:,} places of held-out text. Tokens a step are those of the best tree "
+        "of 16 nodes, before with the heads that had learnt alone.\n\n" + _table(("what", "value"), rows)
     )
 
 

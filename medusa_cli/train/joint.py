@@ -11,12 +11,9 @@ Shape letters: B texts, T positions, N places that ask the heads something, P pl
 heads, H hidden.
 """
 
-import math
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,62 +21,25 @@ from torch import Tensor
 
 from medusa_cli.errors import TargetError, TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.recipe import LoraSettings, TrainSettings
 from medusa_cli.target.adapter import LearningAdapter
 from medusa_cli.target.model import Target
-from medusa_cli.train.checkpoint import Checkpoints, TrainLog, TrainState
+from medusa_cli.train.checkpoint import Checkpoints, TrainState
+from medusa_cli.train.joint_news import (
+    JointEvent,
+    JointNews,
+    JointOutlets,
+    JointSeen,
+    JointSettings,
+    heads_weight,
+    schedule,
+)
 from medusa_cli.train.keep import Kept, keep
-from medusa_cli.train.loop import Order, Reporter, learning_rate, make_optimizer
-from medusa_cli.train.loss import Scores, combine, score, score_and_learn
+from medusa_cli.train.loop import Order, learning_rate, make_optimizer
+from medusa_cli.train.loss import combine, score, score_and_learn
 from medusa_cli.train.texts import Reading, Texts
 
 EVAL_TEXTS = 64
 """Held-out texts an evaluation reads, at most."""
-
-
-@dataclass(frozen=True)
-class JointEvent:
-    """Something that happened after `step` steps of `total_steps`; step 0 is an evaluation before any.
-
-    kind                   train: a step; eval: held-out texts were read; save: a checkpoint was written
-    loss, loss_K, top1_K   of the heads, as in `loop.Event`; None for save
-    divergence, agreement  KL from the target's own predictions in nats, and the share of places whose best token is
-                           still the target's own
-    heads_weight           of the heads' loss for the adapter in that step
-    learning_rate          of the adapter
-    """
-
-    kind: Literal["train", "eval", "save"]
-    step: int
-    total_steps: int
-    learning_rate: float
-    heads_weight: float
-    loss: float | None
-    loss_K: list[float] | None
-    top1_K: list[float] | None
-    divergence: float | None
-    agreement: float | None
-    texts_per_second: float
-    seconds_left: float
-
-
-@dataclass(frozen=True)
-class JointOutlets:
-    """Where news goes: a callback, a log file, and maybe a reporter, whose steps go on from those of the heads."""
-
-    on_event: Callable[[JointEvent], None]
-    log: TrainLog
-    reporter: Reporter | None = None
-    first_step: int = 0
-
-    def send(self, event: JointEvent) -> None:
-        """Give one event to all."""
-        self.log.append({name: value for name, value in asdict(event).items() if value is not None})
-        if self.reporter is not None and event.loss is not None:
-            numbers = ("loss", "divergence", "agreement", "heads_weight", "learning_rate")
-            values = {f"joint {event.kind}/{name}": float(getattr(event, name)) for name in numbers}
-            self.reporter.log(values, self.first_step + event.step)
-        self.on_event(event)
 
 
 @dataclass(frozen=True)
@@ -92,28 +52,11 @@ class Learners:
 
 
 @dataclass(frozen=True)
-class JointSettings:
-    """How: the adapter's section, what it shares with the heads' own training, and the seed."""
-
-    lora: LoraSettings
-    train: TrainSettings
-    seed: int
-
-
-@dataclass(frozen=True)
 class JointTexts:
     """Texts to learn from and texts kept for measuring."""
 
     train: Texts
     held_out: Texts
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """What one reading gave: the heads' scores and the distance from the target's own predictions."""
-
-    scores: Scores
-    kept: Kept
 
 
 def train_joint(
@@ -132,7 +75,7 @@ def train_joint(
     heads.train()
     first = checkpoints.restore(state)
     outlets.log.rewind(first)
-    news = _News(settings, total_steps, order.batch_size, first)
+    news = JointNews(settings, total_steps, order.batch_size, first)
     check_logits(learners.target, texts.held_out)
     evaluated = None
     if first in (0, total_steps):
@@ -152,12 +95,6 @@ def train_joint(
             outlets.send(news.event("save", step + 1, None))
     assert evaluated is not None
     return evaluated
-
-
-def heads_weight(step: int, total_steps: int, lora: LoraSettings) -> float:
-    """The weight of the heads' loss for the adapter at step `step` (from 0): a quarter of a sine up to its peak."""
-    rising = lora.heads_warmup * total_steps
-    return lora.heads_weight * math.sin(math.pi / 2 * min(1.0, step / rising if rising else 1.0))
 
 
 @torch.no_grad()
@@ -192,7 +129,7 @@ def _make_optimizer(learners: Learners, settings: JointSettings) -> torch.optim.
     return optimizer
 
 
-def _take_step(learners: Learners, state: TrainState, texts: Texts, step: _Step, settings: JointSettings) -> _Seen:
+def _take_step(learners: Learners, state: TrainState, texts: Texts, step: _Step, settings: JointSettings) -> JointSeen:
     """One batch: read it twice, both losses, gradients, check, update. Nothing changes when a number is not finite."""
     state.optimizer.zero_grad(set_to_none=True)
     reading = texts.read(step.samples)
@@ -204,7 +141,7 @@ def _take_step(learners: Learners, state: TrainState, texts: Texts, step: _Step,
         adapted.backward(grad.to(adapted.dtype))
     learnt = [*learners.heads.parameters(), *learners.adapter.parameters.values()]
     _check_finite(seen, reading, texts, step, [each.grad for each in learnt if each.grad is not None])
-    factor = learning_rate(step.number, step.total, _unit(settings.lora))
+    factor = learning_rate(step.number, step.total, schedule(settings.lora))
     for group in state.optimizer.param_groups:
         group["lr"] = group["peak"] * factor
     state.optimizer.step()
@@ -226,7 +163,7 @@ def _losses(
     hidden: tuple[Tensor, Tensor],
     settings: JointSettings,
     weight: float,
-) -> tuple[_Seen, Tensor]:
+) -> tuple[JointSeen, Tensor]:
     """Both losses, the heads' gradients in place, and the gradient of the whole for the adapted states [B * T, H]."""
     own, adapted = hidden
     heads, chunk, device = learners.heads, settings.train.loss_chunk, adapted.device
@@ -245,11 +182,11 @@ def _losses(
     grad = torch.zeros(adapted.shape, device=device)
     grad.index_add_(0, learnt_P, kept.grad_PH, alpha=settings.lora.keep_weight)
     grad.index_add_(0, asked_N, hidden_NH.grad, alpha=weight)
-    return _Seen(scores, kept), grad
+    return JointSeen(scores, kept), grad
 
 
 @torch.no_grad()
-def _evaluate(learners: Learners, texts: Texts, settings: JointSettings) -> _Seen:
+def _evaluate(learners: Learners, texts: Texts, settings: JointSettings) -> JointSeen:
     """Scores on evenly spread held-out texts, the same ones each time."""
     samples = texts.samples
     chosen = [samples[i] for i in np.unique(np.linspace(0, len(samples) - 1, EVAL_TEXTS).astype(np.int64))]
@@ -264,10 +201,10 @@ def _evaluate(learners: Learners, texts: Texts, settings: JointSettings) -> _See
         labels_NK = texts.examples.labels(reading.rows_N, own.device)
         parts.append(score(heads, inputs_NI, labels_NK, head_decay=decay, chunk=chunk))
     divergence_P, same_P = (torch.cat([getattr(one, name) for one in kept]) for name in ("divergence_P", "same_P"))
-    return _Seen(combine(parts, decay), Kept(divergence_P, same_P, None))
+    return JointSeen(combine(parts, decay), Kept(divergence_P, same_P, None))
 
 
-def _check_finite(seen: _Seen, reading: Reading, texts: Texts, step: _Step, gradients: Sequence[Tensor]) -> None:
+def _check_finite(seen: JointSeen, reading: Reading, texts: Texts, step: _Step, gradients: Sequence[Tensor]) -> None:
     """Raise TrainingError naming the texts whose losses are not finite, or all of the batch when a gradient isn't."""
     bad_N = ~seen.scores.pair_loss_BK.isfinite().all(1).cpu()
     bad_P = ~seen.kept.divergence_P.isfinite().cpu()
@@ -288,38 +225,3 @@ def _dropout_of(seed: int, step: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(np.random.default_rng([abs(seed), step]).integers(2**63)))
         yield
-
-
-def _unit(lora: LoraSettings) -> TrainSettings:
-    """The schedule alone."""
-    return TrainSettings(learning_rate=1.0, warmup_ratio=lora.warmup_ratio)
-
-
-class _News:
-    """Makes events: knows how far the run is and how fast it goes."""
-
-    def __init__(self, settings: JointSettings, total_steps: int, batch_size: int, first: int) -> None:
-        self._settings = settings
-        self._total_steps = total_steps
-        self._batch_size = batch_size
-        self._first = first
-        self._began = time.perf_counter()
-
-    def event(self, kind: Literal["train", "eval", "save"], step: int, seen: _Seen | None) -> JointEvent:
-        """The event after `step` steps."""
-        seconds = max(time.perf_counter() - self._began, 1e-9)
-        done, lora, last = step - self._first, self._settings.lora, max(step - 1, 0)
-        return JointEvent(
-            kind=kind,
-            step=step,
-            total_steps=self._total_steps,
-            learning_rate=lora.learning_rate * learning_rate(last, self._total_steps, _unit(lora)),
-            heads_weight=heads_weight(last, self._total_steps, lora),
-            loss=None if seen is None else float(seen.scores.loss),
-            loss_K=None if seen is None else seen.scores.loss_K.tolist(),
-            top1_K=None if seen is None else seen.scores.top1_K.tolist(),
-            divergence=None if seen is None else float(seen.kept.divergence_P.mean()),
-            agreement=None if seen is None else float(seen.kept.same_P.float().mean()),
-            texts_per_second=done * self._batch_size / seconds,
-            seconds_left=(self._total_steps - step) * seconds / max(done, 1),
-        )
