@@ -134,6 +134,11 @@ def adapt(task: Task) -> Adapted:
         train_joint(learners, texts, JointSettings(lora, recipe.train, recipe.seed), checkpoints, outlets)
         fingerprint = adapter.save(task.folder / FOLDER)
         parameters = adapter.num_parameters
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(
+            f"the memory of {target.device} does not hold a step of {lora.batch_size} texts",
+            "lower lora.batch_size, or set lora.gradient_checkpointing=true, and go on with --resume-from-checkpoint",
+        ) from error
     finally:
         adapter.remove()
     del learner, adapter, learners

@@ -74,7 +74,7 @@ def train_joint(
     state = TrainState(heads, optimizer, order.state(total_steps), adapter.parameters)
     heads.train()
     first = checkpoints.restore(state)
-    outlets.log.rewind(first)
+    outlets.log.rewind(first or -1)  # the evaluation before any step is told anew
     news = JointNews(settings, total_steps, order.batch_size, first)
     check_logits(learners.target, texts.held_out)
     evaluated = None

@@ -11,6 +11,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli import assemble
+from medusa_cli.cli import train_heads
+from medusa_cli.produce import heads as heads_module
+from medusa_cli.produce import joint as joint_module
+from medusa_cli.train.joint_news import JointEvent
 from tests.cli.harness import Done, Medusa, run_here, train_args
 
 LORA = (
@@ -59,7 +63,7 @@ def test_the_folder_holds_heads_and_adapter_and_the_model_s_files_are_as_they_we
     }
     config = json.loads((folder / "heads.json").read_text())["config"]
     assert config["target_fingerprint"].endswith(f"+{config['adapter']}")
-    assert any(lines(folder / "joint" / "train.jsonl")[-1]["step"] == 12 for _ in (0,))
+    assert lines(folder / "joint" / "train.jsonl")[-1]["step"] == 12
 
 
 def test_how_far_the_model_moved_is_told_and_kept(joint: tuple[Path, Done]) -> None:
@@ -198,6 +202,55 @@ def test_a_finished_run_goes_on_to_the_same_folder(
     refused = medusa(*args, "lora.alpha=3")
     assert refused.code == 1
     assert "was adapted with other settings: lora.alpha" in refused.err
+
+
+def at_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_joint(self: object, event: JointEvent) -> None:
+        if (event.kind, event.step) == ("train", 6):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_heads._Watch, "on_joint", on_joint)
+
+
+def between_adapter_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_heads(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(heads_module, "write_heads", write_heads)
+
+
+@pytest.mark.parametrize("stop", [at_step_six, between_adapter_and_heads])
+def test_a_run_that_is_stopped_goes_on_to_the_same_files(
+    joint: tuple[Path, Done],
+    medusa: Medusa,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    args = train_args(tiny, tmp_path / "run", *ALONE, "--tree-size", 6, *LORA, "--save-steps", 4)
+    with monkeypatch.context() as patched:
+        stop(patched)
+        stopped = medusa(*args)
+    assert stopped.code != 0
+    assert "--resume-from-checkpoint" in stopped.err
+    assert not (tmp_path / "run" / "heads.json").exists()
+    done = medusa(*args, "--resume-from-checkpoint")
+    assert done.code == 0, done.err
+    for file in ("heads.safetensors", "adapter/adapter_model.safetensors"):
+        assert (tmp_path / "run" / file).read_bytes() == (joint[0] / file).read_bytes()
+
+
+def test_a_step_that_does_not_fit_says_what_to_lower(
+    train: Callable[..., Done], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(joint_module, "train_joint", full)
+    refused = train("--dataset", data, *LORA)
+    assert refused.code == 1
+    assert "does not hold a step of 4 texts\n hint: lower lora.batch_size" in refused.err
 
 
 def test_data_that_others_wrote_is_learnt_whole(train: Callable[..., Done], data: Path, tmp_path: Path) -> None:

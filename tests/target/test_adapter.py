@@ -10,7 +10,12 @@ import pytest
 import torch
 from peft import PeftModel
 
+from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.decode.loop import Parts, collect
+from medusa_cli.decode.rows import Limits
+from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import FormatError, HeadsMismatch, RecipeError, TrainingError
+from medusa_cli.kernels.blocks import BlockLinear
 from medusa_cli.recipe import LoraSettings, TargetSettings
 from medusa_cli.target.adapter import (
     LearningAdapter,
@@ -23,6 +28,7 @@ from medusa_cli.target.adapter import (
 )
 from medusa_cli.target.load import fingerprint_of, make_target
 from tests.tiny_folders import tiny_model
+from tests.tiny_models import NUM_NEW, greedy_of, prompt_of, quantised_model
 
 IDS = torch.tensor([[5, 6, 7, 8, 9]])
 
@@ -104,7 +110,7 @@ def test_layers_computed_twice_give_the_same_gradients() -> None:
     for twice in (False, True):
         model = tiny_model()
         adapter = taught(LearningAdapter(model, settings(gradient_checkpointing=twice), 0))
-        model(IDS).logits.square().mean().backward()
+        model(IDS, use_cache=False).logits.square().mean().backward()
         found.append({name: parameter.grad for name, parameter in adapter.parameters.items()})
         adapter.remove()
         assert "forward" not in vars(model.model.layers[0]), "the layers are the library's own again"
@@ -116,7 +122,7 @@ def test_layers_computed_twice_are_computed_twice(monkeypatch: pytest.MonkeyPatc
     calls: list[int] = []
     model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     LearningAdapter(model, settings(gradient_checkpointing=True), 0)
-    loss = model(IDS).logits.square().mean()
+    loss = model(IDS, use_cache=False).logits.square().mean()
     assert len(calls) == 1
     loss.backward()
     assert len(calls) == 2
@@ -264,3 +270,20 @@ def test_a_quantised_layer_can_not_be_adapted() -> None:
         layer.self_attn.q_proj.weight = torch.nn.Parameter(torch.zeros(512, 1, dtype=torch.uint8), requires_grad=False)
     with pytest.raises(RecipeError, match="q_proj is no plain linear layer"):
         adaptable(model, ["q_proj"])
+
+
+def test_merged_weights_lie_on_no_grid_and_auto_lays_each_layer_out_as_it_can(tmp_path: Path) -> None:
+    adapter = taught(LearningAdapter(copy.deepcopy(quantised_model()), settings(), 0))
+    stored = StoredAdapter(tmp_path, adapter.save(tmp_path), fingerprint_of(quantised_model()), "tiny")
+    merged = PeftModel.from_pretrained(copy.deepcopy(quantised_model()), tmp_path).merge_and_unload()
+    wanted = greedy_of(merged, prompt_of(9), NUM_NEW)
+    assert wanted != greedy_of(quantised_model(), prompt_of(9), NUM_NEW)
+    for runner in ("auto", "blocks", "packed", "eager"):
+        asked = TargetSettings(model="tiny", dtype="float32", device="cpu", runner=runner)
+        target = make_target(copy.deepcopy(quantised_model()), None, asked, stored)
+        assert target.identity.runner == ("blocks" if runner == "auto" else runner)
+        (found,) = collect(Parts(target, NoDrafter(), Greedy()), [prompt_of(9)], Limits(NUM_NEW))
+        assert found.token_ids == wanted, runner
+        if runner == "auto":  # the output matrix is as it was stored, the layers that were adapted are not
+            assert isinstance(target.model.lm_head, BlockLinear)
+            assert not isinstance(target.model.model.layers[0].self_attn.q_proj, BlockLinear)

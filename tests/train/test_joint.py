@@ -117,8 +117,8 @@ def test_the_first_step_s_loss_is_that_of_the_heads_alone_on_the_same_places(tex
     begun, first = joint.events[:2]
     assert (begun.kind, begun.step, first.kind, first.step) == ("eval", 0, "train", 1)
     # states are stored in 16 bits
-    assert first.loss == pytest.approx(alone, rel=1e-3)
-    assert begun.loss == pytest.approx(alone_held_out, rel=1e-3)
+    assert first.loss == pytest.approx(alone, rel=1e-4)
+    assert begun.loss == pytest.approx(alone_held_out, rel=1e-4)
     assert begun.divergence == first.divergence == 0
     assert begun.agreement == first.agreement == 1
 
@@ -129,7 +129,7 @@ def test_a_text_read_without_its_prompt_would_not_give_that_loss(texts: JointTex
     held_out = texts.held_out.examples
     alone = stored_score(joint.heads, held_out, np.arange(len(held_out)))
     joint.run()
-    assert joint.events[0].loss != pytest.approx(alone, rel=1e-2)
+    assert joint.events[0].loss != pytest.approx(alone, rel=1e-3)
 
 
 def test_heads_and_adapter_change_and_nothing_of_the_target(texts: JointTexts, tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_pieces_give_the_gradient_of_the_whole(target: Target) -> None:
     loss.backward()
     kept = keep(target, hidden_PH, own_PH, chunk=7, learn=True)
     assert torch.allclose(kept.grad_PH, whole_PH.grad, atol=1e-6)
-    assert float(kept.divergence_P.mean()) == pytest.approx(float(loss), rel=1e-4)
+    assert float(kept.divergence_P.mean()) == pytest.approx(float(loss.detach()), rel=1e-4)
     assert torch.equal(kept.same_P, own_PV.argmax(-1) == adapted_PV.argmax(-1))
 
 
