@@ -15,7 +15,7 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import FormatError, HeadsMismatch, RecipeError, TrainingError
-from medusa_cli.kernels.blocks import BlockLinear
+from medusa_cli.kernels.blocks import BlockLinear, functions
 from medusa_cli.recipe import LoraSettings, TargetSettings
 from medusa_cli.target.adapter import (
     LearningAdapter,
@@ -273,6 +273,7 @@ def test_a_quantised_layer_can_not_be_adapted() -> None:
 
 
 def test_merged_weights_lie_on_no_grid_and_auto_lays_each_layer_out_as_it_can(tmp_path: Path) -> None:
+    functions()  # a compiler that is missing, or out of patience, is told here and not as another runner
     adapter = taught(LearningAdapter(copy.deepcopy(quantised_model()), settings(), 0))
     stored = StoredAdapter(tmp_path, adapter.save(tmp_path), fingerprint_of(quantised_model()), "tiny")
     merged = PeftModel.from_pretrained(copy.deepcopy(quantised_model()), tmp_path).merge_and_unload()
