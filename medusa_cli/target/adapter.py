@@ -7,6 +7,7 @@ weights' own dtype, so it decodes like any other model. Its fingerprint is the m
 import difflib
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -106,7 +107,8 @@ def merge(model: Any, adapter: StoredAdapter, fingerprint: str) -> str:
         tensors = load((adapter.folder / WEIGHTS).read_bytes())
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise FormatError(f"the adapter in {adapter.folder} holds numbers that are not finite", "copy it again")
-        PeftModel.from_pretrained(model, adapter.folder).merge_and_unload(safe_merge=True)
+        with _without_warnings():
+            PeftModel.from_pretrained(model, adapter.folder).merge_and_unload(safe_merge=True)
     # peft raises RuntimeError for shapes, ValueError and TypeError for its config
     except (RuntimeError, ValueError, TypeError, KeyError, OSError, SafetensorError) as error:
         text = " ".join(str(error).split())[:200]
@@ -135,7 +137,7 @@ class LearningAdapter:
             fan_in_fan_out=all(isinstance(layer, Conv1D) for layer in layers.values()),
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng(devices=_devices_of(model)):
+        with torch.random.fork_rng(devices=_devices_of(model)), _without_warnings():
             torch.manual_seed(seed)
             self._peft: Any = get_peft_model(model, config)
         self._model = model
@@ -237,6 +239,14 @@ def count_parameters(layers: Mapping[str, nn.Module], rank: int) -> int:
     """How many numbers an adapter of this rank has over these layers."""
     weights: list[Any] = [layer.weight for layer in layers.values()]
     return sum(rank * sum(weight_OI.shape) for weight_OI in weights)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Of the libraries to each other: names that one of them is about to drop are nothing a user can change."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield
 
 
 def _is_plain(weight: Tensor) -> bool:
