@@ -19,9 +19,12 @@ from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.drafters.pace import Pace
 from medusa_cli.drafters.watched import WatchedDrafter
 from medusa_cli.errors import FormatError, RecipeError
-from medusa_cli.formats.native import read_heads
+from medusa_cli.formats.native import read_config, read_heads
 from medusa_cli.formats.places import find_heads
 from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.recipe import TargetSettings
+from medusa_cli.target.adapter import FOLDER as ADAPTER
+from medusa_cli.target.adapter import StoredAdapter, stored_adapter
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
 from medusa_cli.target.step_cost import step_costs
@@ -35,6 +38,8 @@ __all__ = [
     "DrafterName",
     "Sampling",
     "Speculate",
+    "adapter_for",
+    "adapter_of",
     "check_choice",
     "check_sampling",
     "find_heads",
@@ -43,6 +48,7 @@ __all__ = [
     "load_choosing",
     "load_drafter",
     "load_target",
+    "load_target_for",
 ]
 
 
@@ -72,6 +78,36 @@ def check_choice(choice: DrafterChoice, model: str) -> None:
     folder = _folder(choice, model)
     if folder is not None and choice.name != "mixed":
         _choose_tree(choice, folder)
+
+
+def load_target_for(choice: DrafterChoice, settings: TargetSettings) -> Target:
+    """The target that the heads of this choice belong to: with their adapter merged, if they have one.
+
+    Raises as `load_target` and `adapter_for`.
+    """
+    return load_target(settings, adapter_for(choice, settings.model))
+
+
+def adapter_for(choice: DrafterChoice, model: str) -> StoredAdapter | None:
+    """The adapter that the heads of this choice need; None when they need none, or none are wanted.
+
+    Raises FormatError for an adapter that is missing, damaged or not the heads' own.
+    """
+    return adapter_of(_folder(choice, model))
+
+
+def adapter_of(folder: Path | None) -> StoredAdapter | None:
+    """The adapter that the heads in `folder` need; None when they need none. Raises FormatError as `adapter_for`."""
+    config = read_config(folder) if folder is not None else None
+    if config is None or config.adapter is None:
+        return None
+    assert folder is not None
+    return stored_adapter(
+        folder / ADAPTER,
+        fingerprint=config.adapter,
+        target_fingerprint=config.target_fingerprint,
+        owner=config.target_name,
+    )
 
 
 def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:

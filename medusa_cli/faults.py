@@ -35,16 +35,21 @@ def in_words(errors: Iterable[Mapping[str, Any]], patterns: Mapping[str, str], n
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The setting that was meant: of the same last part wherever it is, else the one spelt most alike."""
+    """The setting that was meant: of the same last part wherever it is, else the one spelt most alike.
+
+    Where no section is named and several have it, the first one's.
+    """
     known, plain = list(known), name.lower().replace("-", "_")
     last = _last_part(plain)
     of_last: dict[str, list[str]] = {}
     for one in known:
         of_last.setdefault(_last_part(one), []).append(one)
+    if last == plain and last in of_last:
+        return of_last[last][0]
     if last in of_last:
         return difflib.get_close_matches(plain, of_last[last], n=1, cutoff=0.0)[0]
     if near := difflib.get_close_matches(plain, known, n=1, cutoff=0.6):
-        return near[0]
+        return of_last[_last_part(near[0])][0] if last == plain else near[0]
     alike = difflib.get_close_matches(last, of_last, n=1, cutoff=0.75)
     return of_last[alike[0]][0] if alike else None
 

@@ -205,6 +205,27 @@ class TreeSettings(Settings):
     max_size: int = Field(63, ge=0)
 
 
+class LoraSettings(Settings):
+    """An adapter of the target that learns together with the heads, once these have learnt alone (Medusa-2)."""
+
+    rank: int = Field(32, ge=1, le=4096)
+    alpha: int = Field(16, ge=1, description="what the adapter adds is multiplied by alpha / rank")
+    dropout: float = Field(0.05, ge=0, lt=1)
+    target_modules: tuple[str, ...] | None = Field(
+        None, min_length=1, description="linear layers by name, as [q_proj, v_proj]; none: all but the output matrix"
+    )
+    epochs: float = Field(1.0, gt=0)
+    max_steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(8, ge=1, description="whole texts in a step")
+    learning_rate: float = Field(1e-4, gt=0, description="of the adapter")
+    heads_learning_rate: float = Field(4e-4, gt=0)
+    warmup_ratio: float = Field(0.03, ge=0, lt=1)
+    keep_weight: float = Field(1.0, gt=0, description="how much the target's own predictions count")
+    heads_weight: float = Field(0.2, ge=0, description="how much the heads' loss counts for the adapter, in the end")
+    heads_warmup: float = Field(1.0, ge=0, le=1, description="share of the steps in which heads_weight is reached")
+    gradient_checkpointing: bool = Field(False, description="compute each layer twice, and hold one at a time")
+
+
 class Recipe(Settings):
     """Everything a training run needs to know."""
 
@@ -213,11 +234,26 @@ class Recipe(Settings):
     data: DataSettings = DataSettings()
     train: TrainSettings = TrainSettings()
     tree: TreeSettings = TreeSettings()
+    lora: LoraSettings | None = None
     seed: int = Field(0, gt=-(2**62), lt=2**62)
     output_dir: str = "runs/heads"
 
+    @field_validator("lora")
+    @classmethod
+    def _weights_can_be_adapted(cls, lora: LoraSettings | None, info: ValidationInfo) -> LoraSettings | None:
+        target = info.data.get("target")
+        if lora is None or target is None:
+            return lora
+        if target.quantize != "none":
+            raise ValueError("is merged into full weights, and target.quantize asks for 4 bits: leave one out")
+        if target.device_map != "one":
+            raise ValueError("learns on one device, and target.device_map asks for several: leave one out")
+        if target.dtype == "float16":
+            raise ValueError("can't learn in target.dtype float16, whose gradients vanish: use bfloat16 or float32")
+        return lora
 
-SECTIONS = ("target", "heads", "data", "train", "tree")
+
+SECTIONS = ("target", "heads", "data", "train", "tree", "lora")
 
 
 def load_recipe(
@@ -263,8 +299,9 @@ def all_fields(model: type[Settings] = Recipe, prefix: str = "") -> dict[str, Fi
     fields = {}
     for name, field in model.model_fields.items():
         fields[prefix + name] = field
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
-            fields |= all_fields(field.annotation, f"{prefix}{name}.")
+        for kind in (field.annotation, *get_args(field.annotation)):  # a section may be left out: Section | None
+            if isinstance(kind, type) and issubclass(kind, Settings):
+                fields |= all_fields(kind, f"{prefix}{name}.")
     return fields
 
 
@@ -338,7 +375,9 @@ def _put_all(tree: dict[str, Any], items: Iterable[tuple[str, Any]]) -> None:
         *sections, last = dotted.split(".")
         at = tree
         for section in sections:
-            at = at.setdefault(section, {})
+            if at.get(section) is None:  # a section without a line is null
+                at[section] = {}
+            at = at[section]
             if not isinstance(at, dict):
                 raise RecipeError(f"'{dotted}': '{section}' is no section", f"sections are {', '.join(SECTIONS)}")
         at[last] = value

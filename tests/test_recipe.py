@@ -126,3 +126,44 @@ def test_openings_of_one_s_own_are_written_out(file: Path) -> None:
     file.write_text(resolved(recipe))
     assert "Write a poem about {topic}" in file.read_text()
     assert load_recipe(file) == recipe
+
+
+def test_a_section_that_may_be_left_out_is_on_when_a_setting_of_it_is_given(file: Path) -> None:
+    assert Recipe().lora is None
+    given = load_recipe(None, ["lora.rank=8", "lora.learning_rate=1e-4", "lora.target_modules=[q_proj, v_proj]"]).lora
+    assert given is not None
+    assert (given.rank, given.learning_rate, given.target_modules) == (8, 1e-4, ("q_proj", "v_proj"))
+    assert load_recipe(None, surroundings={"MEDUSA_LORA_RANK": "8"}).lora is not None
+    file.write_text("lora: {}")
+    assert load_recipe(file).lora is not None
+    file.write_text(resolved(Recipe()))
+    assert load_recipe(file) == Recipe()
+    assert load_recipe(file, ["lora.rank=8"]).lora is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("lora: {rnak: 8}", "lora.rnak is no setting: did you mean lora.rank?"),
+        ("lora: {rank: 0}", "lora.rank must be at least 1, not 0"),
+        ("lora: {dropout: 1}", "lora.dropout must be less than 1, not 1"),
+        ("lora: {target_modules: q_proj}", "lora.target_modules must be a list, not 'q_proj'"),
+        ("lora: {target_modules: []}", "lora.target_modules must hold at least 1, not 0"),
+        ("lora: {keep_weight: 0}", "lora.keep_weight must be more than 0, not 0"),
+        ("lora: 3", "lora is a section, with its settings indented below it, not 3"),
+        (
+            "lora: {}\ntarget: {quantize: 4bit}",
+            "lora is merged into full weights, and target.quantize asks for 4 bits: leave one out",
+        ),
+        (
+            "lora: {}\ntarget: {device_map: auto}",
+            "lora learns on one device, and target.device_map asks for several: leave one out",
+        ),
+        (
+            "lora: {}\ntarget: {dtype: float16}",
+            "lora can't learn in target.dtype float16, whose gradients vanish: use bfloat16 or float32",
+        ),
+    ],
+)
+def test_what_an_adapter_can_not_be_is_a_fault(content: str, words: str, file: Path) -> None:
+    assert told(file, content) == f"{file}: {words}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_cli.acceptance.greedy import Greedy
-from medusa_cli.assemble import DrafterChoice, DrafterName, load_drafter, load_target
+from medusa_cli.assemble import DrafterChoice, DrafterName, adapter_for, load_drafter, load_target
 from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed
 from medusa_cli.bench.compare import LLAMA_CPP
 from medusa_cli.bench.llama_cpp import LlamaCppArm, gguf_of
@@ -21,7 +21,9 @@ from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.room import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
+from medusa_cli.errors import RecipeError
 from medusa_cli.recipe import TargetSettings
+from medusa_cli.target.adapter import StoredAdapter
 from medusa_cli.target.clock import now
 
 OTHERS: tuple[DrafterName, ...] = ("medusa", "hydra", "ngram", "mixed")
@@ -59,7 +61,13 @@ class Bench:
 def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> Bench:
     """The arms by name, all on one stop rule. The models are loaded here, llama.cpp's when room is made."""
     gguf = gguf_of(settings) if LLAMA_CPP in names else None  # first: what is missing is said before a model is loaded
-    target = load_target(settings)
+    adapter = adapter_for(choice, settings.model)
+    if gguf and adapter:
+        raise RecipeError(
+            f"the {LLAMA_CPP} arm runs {gguf} as it is, and these heads belong to the model with an adapter",
+            f"leave {LLAMA_CPP} out of --compare",
+        )
+    target = load_target(settings, adapter)
     on_cpu = torch.device(target.device).type == "cpu"
     stop = StopRule(frozenset(target.stop_ids), max_new_tokens, target.context_limit)
     # A host clock can't time the parts of a step that are only queued on an accelerator.
@@ -72,8 +80,10 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         LoopArm(name, _loop(target, drafter, Greedy(), limits, watch)) for name, drafter in drafters.items()
     ]
     llama = LlamaCppArm(gguf, stop, torch.get_num_threads()) if gguf else None
-    hf_arms = _hf_arms(settings, names, target, stop, both_dtypes=on_cpu)
+    hf_arms = _hf_arms(settings, adapter, names, target, stop)
     notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
+    if adapter:
+        notes.add(f"note: every arm runs {target.name} with the adapter that the heads belong to.")
 
     def make_room(prompts: Sequence[Sequence[int]], num_rows: int) -> None:
         check_room(target, prompts, limits, num_rows, drafters[subject].size)
@@ -143,9 +153,10 @@ def _reply(written: Generation, watch: Stopwatch | None, num_replies: int) -> Re
 
 
 def _hf_arms(
-    settings: TargetSettings, names: Sequence[str], target: Any, stop: StopRule, both_dtypes: bool
+    settings: TargetSettings, adapter: StoredAdapter | None, names: Sequence[str], target: Any, stop: StopRule
 ) -> list[Any]:
-    """The transformers arms in the dtypes asked for; arms of one dtype share a model."""
+    """The transformers arms in the dtypes asked for, on a CPU in both; arms of one dtype share a model."""
+    both_dtypes = torch.device(target.device).type == "cpu"
     models: dict[str, Any] = {}
     arms = []
     for name in names:
@@ -156,7 +167,7 @@ def _hf_arms(
         for dtype in dtypes:
             if dtype not in models:
                 plain = settings.model_copy(update={"dtype": dtype, "runner": "eager", "attention": "sdpa"})
-                models[dtype] = load_target(plain).model
+                models[dtype] = load_target(plain, adapter).model
             title = f"{base}@{dtype}" if asked or len(dtypes) > 1 else base
             lookup = _LOOKUP_TOKENS if base == "hf-prompt-lookup" else None
             arms.append(HfGreedyArm(title, models[dtype], stop, min(target.stop_ids, default=0), lookup))

@@ -59,12 +59,15 @@ def _examine(settings: "TargetSettings", heads: str | None, console: Console) ->
     """Load, describe and check the model; prints as it goes and returns the document."""
     from dataclasses import asdict
 
+    from medusa_cli.assemble import adapter_of, find_heads
     from medusa_cli.errors import TargetError
     from medusa_cli.target.check import require, self_check
     from medusa_cli.target.load import load_unchecked
 
-    target = load_unchecked(settings)
+    target = load_unchecked(settings, adapter_of(find_heads(heads, settings.model)))
     document = {**_machine(settings, target), **_model(target), "heads": _heads(heads, target)}
+    if target.identity.adapter:
+        document["adapter"] = str(target.identity.adapter)
     for label, text in _lines(document).items():
         _show(console, label, text)
     console.info("self-check: a tree and each of its paths …")
@@ -199,8 +202,10 @@ def _heads(heads: str | None, target: "Target") -> str | None:
 def _lines(document: dict[str, Any]) -> dict[str, str]:
     """Label -> sentence."""
     stops = ", ".join(f"{id_} {token}" for id_, token in document["stop_ids"].items())
+    adapter = " with the heads' adapter" if "adapter" in document else ""
+    named = f"{document['model']}{adapter} ({document['architecture']})"
     return {
-        "model": f"{document['model']} ({document['architecture']}), {_metric(document['parameters'])} parameters",
+        "model": f"{named}, {_metric(document['parameters'])} parameters",
         "device": f"{document['device']} ({document['device_name']}), {document['threads']} threads",
         "dtype": f"{document['dtype']}: {document['dtype_reason']}",
         "forward": f"attention {document['attention']}, runner {document['runner']}",

@@ -182,11 +182,13 @@ def _read_stdin() -> str:
 
 def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
     """The model, its heads and its rule; says what was chosen."""
-    from medusa_cli.assemble import find_heads, load_choosing, load_drafter, load_target
+    from medusa_cli.assemble import find_heads, load_choosing, load_drafter, load_target_for
     from medusa_cli.decode.loop import Parts
     from medusa_cli.drafters.none import NoDrafter
 
-    target = load_target(recipe.target)
+    target = load_target_for(choice, recipe.target)
+    if target.identity.adapter:
+        console.info(f"the heads come with an adapter: what is written is the text of {target.name} with it")
     drafter = load_drafter(choice, target)
     console.debug(
         f"{target.name}: {target.dtype_name} on {target.device}, "

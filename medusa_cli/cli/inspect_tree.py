@@ -167,7 +167,7 @@ def _costs_here(
     belongs = _belongs(folder)
     by_context: list[ContextCost] = []
     if measure:
-        known, by_context = _measure(settings, belongs, contexts)
+        known, by_context = _measure(settings, folder, belongs, contexts)
     else:
         wanted = {name: getattr(settings, name) for name in ("runner", "dtype", "device")}
         asked = {name: None if value == "auto" else value for name, value in wanted.items()}
@@ -180,19 +180,19 @@ def _costs_here(
 
 
 def _measure(
-    settings: TargetSettings, belongs: "MedusaConfig | None", contexts: _Contexts
+    settings: TargetSettings, folder: Path | None, belongs: "MedusaConfig | None", contexts: _Contexts
 ) -> "tuple[Costs, list[ContextCost]]":
     """The costs of the model's steps, measured now and remembered; those by context are told and not remembered.
 
     Raises HeadsMismatch for another model's heads, TargetError for a context beyond its positions, and DataError for
     one whose cache doesn't fit into memory.
     """
-    from medusa_cli.assemble import load_target
+    from medusa_cli.assemble import adapter_of, load_target
     from medusa_cli.bench.contexts import costs_by_context
     from medusa_cli.heads.config import check_belongs
     from medusa_cli.target.step_cost import measure_and_keep
 
-    target = load_target(settings)
+    target = load_target(settings, adapter_of(folder) if belongs else None)
     if belongs:
         check_belongs(belongs, target)
     by_context = costs_by_context(target, contexts.lengths, contexts.num_nodes) if contexts.lengths else []

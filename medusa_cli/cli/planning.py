@@ -32,6 +32,11 @@ def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
         title=f"{recipe.target.model} -> {recipe.output_dir}",
     )
     console.out(f"heads: {plan.heads} of {plan.parameters:,} parameters in all")
+    if plan.joint:
+        console.out(
+            f"adapter: {plan.joint.parameters:,} parameters over {plan.joint.layers} layers, at most "
+            f"{plan.joint.steps_at_most:,} steps with the heads"
+        )
     for line in (_memory(plan), _disk(plan), _time(plan)):
         console.out(line)
     seconds = asdict(plan.seconds) | {"total": plan.seconds.total} if plan.seconds else None
@@ -49,12 +54,13 @@ def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
 def _memory(plan: "Plan") -> str:
     """What is needed at most, and what there is."""
     memory = plan.memory
+    joint = f", with the adapter {memory.joint // MIB:,}" if plan.joint else ""
     free = "" if memory.free is None else f"; {memory.free // MIB:,} MiB are free"
     fits = "" if memory.free is None or memory.free >= memory.needed else ": too little (data.rows, data.workers)"
     return (
         f"memory: about {memory.needed // MIB:,} MiB at most (weights {memory.weights // MIB:,}, "
         f"while loading {memory.loading // MIB:,}, with writing {memory.writing // MIB:,}, "
-        f"with training {memory.training // MIB:,}; "
+        f"with training {memory.training // MIB:,}{joint}; "
         f"Python and libraries {memory.base // MIB:,} on top){free}{fits}"
     )
 

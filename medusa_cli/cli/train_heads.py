@@ -14,7 +14,7 @@ from medusa_cli.cli.console import Console, Progress
 from medusa_cli.cli.masks import preview
 from medusa_cli.cli.options import setting
 from medusa_cli.cli.stops import Stops
-from medusa_cli.errors import MissingExtra
+from medusa_cli.errors import MissingExtra, RecipeError
 from medusa_cli.launch import Place, place_of
 from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, load_recipe
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from medusa_cli.produce.heads import Hooks, Made
     from medusa_cli.train.curves import Curves
+    from medusa_cli.train.joint_news import JointEvent
     from medusa_cli.train.loop import Event, Reporter
     from medusa_cli.train.parallel import Group
 
@@ -140,6 +141,7 @@ def command(
     recipe = load_recipe(config, overrides or (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
     place = place_of(os.environ)
+    _refuse_together(recipe, place)
     if preview_masks and plan:
         raise typer.BadParameter("--preview-masks and --plan each show something of their own; give one")
     if not place.leads:
@@ -156,6 +158,16 @@ def command(
         document = _document(recipe, made)
         _show(made, console)
     console.print_json(document, output_json)
+
+
+def _refuse_together(recipe: Recipe, place: Place) -> None:
+    """Raise RecipeError for what only one process can do."""
+    if recipe.lora is not None and place.size > 1:
+        raise RecipeError(
+            f"lora: heads and adapter learn in one process, and {place.size} were launched",
+            "let the heads learn alone first, with the section lora left out; then go on with it in one process, "
+            "with --resume-from-checkpoint",
+        )
 
 
 def _follow(recipe: Recipe, place: Place, *, idle: bool) -> None:
@@ -183,9 +195,11 @@ def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Mad
     from medusa_cli.assemble import load_target
     from medusa_cli.produce.folder import open_folder
     from medusa_cli.produce.heads import make_heads, source_of
+    from medusa_cli.produce.joint import check_joint
 
     folder = open_folder(recipe, resume=resume)
     source = source_of(recipe)  # what isn't there is said before a model is loaded
+    check_joint(recipe, folder.path)
     command = shlex.join(["medusa", *sys.argv[1:]])
     stops = Stops()
     try:
@@ -248,6 +262,7 @@ class _Watch:
             _draw,
             stop_asked=stops.asked,
             between=stops.between_steps,
+            on_joint=self.on_joint,
         )
 
     def __exit__(self, *_: object) -> None:
@@ -283,6 +298,18 @@ class _Watch:
         pace = f"{event.examples_per_second:,.0f} tokens/s"
         note = f"loss {event.loss:.3f}  heads {accuracy}  {self._decoded}{pace}"
         progress.advance(event.step - progress.done, note)
+
+    def on_joint(self, event: "JointEvent") -> None:
+        """A step of heads and adapter together."""
+        if event.loss is None:
+            return
+        accuracy = " ".join(f"{right:.2f}" for right in event.top1_K or [])
+        kept = f"divergence {event.divergence:.4f}, same best token {event.agreement:.1%}"
+        if event.kind == "eval":
+            self.say(f"step {event.step}: held-out loss of the heads {event.loss:.3f}, right {accuracy}; {kept}")
+            return
+        progress = self._open("heads and adapter", event.total_steps, event.step)
+        progress.advance(event.step - progress.done, f"loss {event.loss:.3f}  heads {accuracy}  {kept}")
 
     def say(self, text: str) -> None:
         """A sentence."""
@@ -326,6 +353,17 @@ def _show(made: "Made", console: Console) -> None:
         console.out(
             "tree: none pays on this machine; the heads are stored with the empty tree (--tree-size N for another)"
         )
+    if made.adapter:
+        moved = made.adapter
+        console.out(
+            f"adapter: perplexity of held-out text {moved['perplexity_before']:.3f} before, "
+            f"{moved['perplexity_after']:.3f} after; the best token is the same at {moved['agreement']:.1%} of "
+            f"{moved['places']:,} places"
+        )
+        console.out(
+            f"tokens a step by the best tree of 16 nodes: {moved['tokens_before']:.2f} with the heads alone, "
+            f"{moved['tokens_after']:.2f} with the adapter"
+        )
     console.out(f"heads: {made.folder}")
 
 
@@ -349,4 +387,5 @@ def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:
         "data": made.data,
         "answers": made.answers,
         "seed": recipe.seed,
+        **({"adapter": made.adapter} if made.adapter else {}),
     }

@@ -134,7 +134,7 @@ def _write(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None) -> None:
         "weights": WEIGHTS,
         "bytes": pending.stat().st_size,
         "sha256": _sha256(pending),
-        "config": heads.config.model_dump(),
+        "config": heads.config.model_dump(exclude_none=True),
     }
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
     os.replace(pending, folder / WEIGHTS)

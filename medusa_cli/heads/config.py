@@ -22,6 +22,7 @@ class MedusaConfig(Settings):
     own_output    each head has a trained output matrix; otherwise all share the target's rows, which are not stored
     sees_root     the heads also see the root, as its row of the target's output matrix
     output_bias   the output has a bias (some targets' output does)
+    adapter       fingerprint of the adapter that the target needs to be the one they were trained for; None: none
     """
 
     type: Literal["medusa", "hydra"] = "medusa"
@@ -35,6 +36,7 @@ class MedusaConfig(Settings):
     sees_root: bool = False
     target_name: str
     target_fingerprint: str
+    adapter: str | None = None
 
     @property
     def num_pairs(self) -> int:

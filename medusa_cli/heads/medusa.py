@@ -118,6 +118,7 @@ class MedusaHeads(nn.Module):
             )
         if config.sees_root:
             self.root_rows = output_VH.detach()
+        self.packed_output = None  # laid out from the matrix before
         if not config.own_output:
             self.shared_weight = self._rows(output_VH)
             self.shared_bias = self._rows(bias_V) if config.output_bias and bias_V is not None else None

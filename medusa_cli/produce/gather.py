@@ -10,6 +10,7 @@ written/held-out/              what the target itself says to those that are hel
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 
@@ -89,17 +90,15 @@ def _read_given(stage: Stage, conversations: Sequence[Conversation], counts: Cou
     return replace(gathered, answers={"by": "the data set", **gathered.answers}, warnings=warnings)
 
 
-def own_words(stage: Stage, corpus: Corpus, samples: Sequence[int]) -> Corpus:
-    """What the target itself says where these samples' first answers stand, by the samples' keys; maybe other keys too.
+def own_words(stage: Stage, asked: Mapping[str, Sequence[int]], place: Path) -> Corpus:
+    """What the target itself says after these prompts (ids by key), kept in the folder `place`; maybe other keys too.
 
     Heads are measured on it: how well they guess words that the target would not say is of no use. Raises
-    TrainingError when none of the samples leaves room for an answer.
+    TrainingError when there are no prompts: none of the held-out samples left room for an answer.
     """
-    fitting = prompts_of(stage, corpus, samples)
-    if not fitting:
+    if not asked:
         raise TrainingError("no held-out sample leaves room for an answer", "raise --max-seq-length, or data.held_out")
-    place = stage.folder / "held-out"
-    keep_answers(stage, fitting, place, "held-out answers")
+    keep_answers(stage, asked, place, "held-out answers")
     return Corpus.open(place)
 
 

@@ -3,6 +3,7 @@
 run.json         whose run it is                                            (produce/folder.py)
 written/         what the target wrote or read, with its hidden states      (data stage)
 checkpoints/     the newest states of the training run                      (training)
+joint/ adapter/  an adapter that learns with the heads, if the recipe has one (produce/joint.py)
 heads.safetensors heads.json tree.json accuracy.json train.jsonl training.png provenance.json README.md
 """
 
@@ -30,6 +31,7 @@ from medusa_cli.produce.disk import check_training
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
 from medusa_cli.produce.gather import gather, own_words, prompts_of
+from medusa_cli.produce.joint import Adaptation, adapt, measured_alone, nothing
 from medusa_cli.produce.probe import Probe, choose_prompts
 from medusa_cli.produce.stage import OnProgress, Stage
 from medusa_cli.produce.together import Task, call
@@ -39,13 +41,14 @@ from medusa_cli.train.card import FittedTree, Provenance, write_card
 from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
 from medusa_cli.train.curves import PICTURE, Curves, as_markdown
+from medusa_cli.train.joint_news import JointEvent
 from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
 from medusa_cli.train.parallel import ALONE, Group
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """How a run is watched: the data stage's progress, the training's events, sentences and those that warn.
+    """How a run is watched: the data stage's progress, the trainings' events, sentences and those that warn.
 
     draw   makes a picture of how the heads learnt, and says whether it could
     stop_asked   whether the user wants the run to stop; training looks after each step, and saves before it stops
@@ -60,16 +63,21 @@ class Hooks:
     draw: Callable[[Curves, Path], bool] = lambda curves, file: False
     stop_asked: Callable[[], bool] = bool
     between: Callable[[], AbstractContextManager[None]] = nullcontext
+    on_joint: Callable[[JointEvent], None] = nothing
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a finished run has to show; `data` counts samples and tokens, `answers` says who wrote them and how."""
+    """What a finished run has to show; `data` counts samples and tokens, `answers` says who wrote them and how.
+
+    adapter   how far an adapter moved the target; None without one
+    """
 
     folder: Path
     fitted: Fitted
     data: Mapping[str, int]
     answers: Mapping[str, Any]
+    adapter: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -77,8 +85,11 @@ class Material:
     """What the data stage leaves: samples of `corpus` to learn from, and samples of `judge` to be measured on.
 
     The corpus lies in the folder `store`. The judge's learnt tokens are always the target's own words; it is the
-    corpus itself when those are too. `prompts` are the ids of what the judge's samples answer, by key, as far as they
-    are known.
+    corpus itself when those are too.
+
+    held_out  the corpus's samples that are not learnt
+    prompts   ids of whole prompts by key, where the corpus's samples begin with their prompts' last tokens
+    asked     ids of what the judged samples answer, by key, as far as they are known
     """
 
     store: Path
@@ -88,7 +99,9 @@ class Material:
     judged: Sequence[int]
     counts: Mapping[str, int]
     answers: Mapping[str, Any]
+    held_out: Sequence[int]
     prompts: Mapping[str, Sequence[int]]
+    asked: Mapping[str, Sequence[int]]
 
 
 def make_heads(
@@ -126,21 +139,31 @@ def make_heads(
     sets = replace(sets, decode=_probe(recipe, target, material, hooks), group=group)
     outlets = Outlets(hooks.on_event, TrainLog(folder.path), hooks.reporter, hooks.stop_asked)
     with hooks.between():
-        train(heads, sets, recipe.train, recipe.seed, checkpoints, outlets)
+        last = train(heads, sets, recipe.train, recipe.seed, checkpoints, outlets)
     curves = Curves.read(folder.path)
     hooks.say(f"training: {curves.account()}")
+    adapted = None
+    if recipe.lora is not None:
+        alone = measured_alone(recipe, heads, sets.held_out)
+        adapted = adapt(
+            Adaptation(
+                recipe, recipe.lora, target, folder.path, hooks, material, heads, sets.train, alone, steps=last.step
+            )
+        )
+        target, sets = adapted.target, replace(sets, held_out=adapted.held_out)
     _refuse_overflow(heads, recipe.heads.stored)
     write_heads(heads, folder.path, getattr(torch, recipe.heads.stored))
     # What is stored is what is measured: storing in 16 bits rounds.
     heads = read_heads(folder.path, target)
     hooks.say("measuring accuracies on held-out text, and what a step costs on this machine")
     fitted = fit(recipe, target, folder.path, heads, sets.held_out)
-    provenance = _provenance(recipe, target, material, command)
+    moved = adapted.account(fitted.measurement) if adapted else None
+    provenance = replace(_provenance(recipe, target, material, command), adapter=moved)
     shape = fitted.shape.spec if fitted.shape else None
     tree = FittedTree(fitted.tree.paths(), shape, fitted.choice.expected_tokens)
     training = as_markdown(curves, drawn=hooks.draw(curves, folder.path / PICTURE))
     write_card(folder.path, provenance, fitted.measurement.accuracy, tree, training)
-    return Made(folder.path, fitted, material.counts, material.answers)
+    return Made(folder.path, fitted, material.counts, material.answers, moved)
 
 
 def _gather(stage: Stage, hooks: Hooks, by_keys: bool) -> Material:
@@ -163,13 +186,26 @@ def _gather(stage: Stage, hooks: Hooks, by_keys: bool) -> Material:
     answers = {**gathered.answers, "lengths": _lengths(corpus)}
     if gathered.by_target:
         counts["tokens written"] += counts["tokens learnt"]
-        return Material(gathered.store, corpus, split.train, corpus, split.held_out, counts, answers, gathered.prompts)
-    judge = own_words(stage, corpus, split.held_out)
-    wanted = {corpus.keys[sample] for sample in split.held_out}
-    judged = [sample for sample in judge.by_key() if judge.keys[sample] in wanted]
-    counts["tokens written"] = sum(judge.learnt_tokens(sample) for sample in judged)
-    asked = prompts_of(stage, corpus, split.held_out)
-    return Material(gathered.store, corpus, split.train, judge, judged, counts, answers, asked)
+        judge, judged = corpus, split.held_out
+        keys = (corpus.keys[sample] for sample in split.held_out)
+        asked: Mapping[str, Sequence[int]] = {key: gathered.prompts[key] for key in keys if key in gathered.prompts}
+    else:
+        asked = prompts_of(stage, corpus, split.held_out)
+        judge = own_words(stage, asked, stage.folder / "held-out")
+        judged = [sample for sample in judge.by_key() if judge.keys[sample] in asked]
+        counts["tokens written"] = sum(judge.learnt_tokens(sample) for sample in judged)
+    return Material(
+        store=gathered.store,
+        corpus=corpus,
+        learnt=split.train,
+        judge=judge,
+        judged=judged,
+        counts=counts,
+        answers=answers,
+        held_out=split.held_out,
+        prompts=gathered.prompts,
+        asked=asked,
+    )
 
 
 def _lengths(corpus: Corpus) -> dict[str, float]:
@@ -224,7 +260,7 @@ def _examples(material: Material, heads: MedusaHeads) -> Sets:
 def _probe(recipe: Recipe, target: Target, material: Material, hooks: Hooks) -> Probe | None:
     """A decode of held-out prompts; None when none is wanted or none is known."""
     keys = [material.judge.keys[sample] for sample in material.judged]
-    prompts = choose_prompts(keys, material.prompts) if recipe.train.decode_steps else []
+    prompts = choose_prompts(keys, material.asked) if recipe.train.decode_steps else []
     if recipe.train.decode_steps and not prompts:
         hooks.warn("no prompt of the held-out samples is known: none is decoded while training, and nothing stops it")
     return Probe(target, prompts, recipe) if prompts else None

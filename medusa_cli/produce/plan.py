@@ -17,6 +17,8 @@ from medusa_cli.kernels.packed import can_pack
 from medusa_cli.produce.disk import Disk, disk_of, stored_bytes
 from medusa_cli.produce.effort import Effort, measure_effort
 from medusa_cli.produce.heads import fresh_heads
+from medusa_cli.produce.joint import meta_model
+from medusa_cli.produce.joint_plan import JointPlan, joint_plan, joint_seconds
 from medusa_cli.produce.memory import base_bytes, learning_bytes, model_of
 from medusa_cli.recipe import DataSettings, Recipe
 from medusa_cli.target.convert import converted
@@ -46,6 +48,7 @@ class Memory:
     training  one copy of the weights, the output matrix in float32, the heads with what the optimizer keeps, and a
               piece of a step or a checkpoint
     free      what the device has now; None where nobody can tell
+    joint     with the adapter, if the recipe has one (produce/joint_plan.py)
     """
 
     base: int
@@ -54,11 +57,12 @@ class Memory:
     writing: int
     training: int
     free: int | None
+    joint: int = 0
 
     @property
     def needed(self) -> int:
         """The largest of the stages, on top of the base."""
-        return self.base + max(self.loading, self.writing, self.training)
+        return self.base + max(self.loading, self.writing, self.training, self.joint)
 
 
 @dataclass(frozen=True)
@@ -73,11 +77,13 @@ class Seconds:
     reading: float
     training: float
     decodes: float
+    adapter: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it."""
-        return self.prompts + self.answers + self.reading + self.training + self.decodes
+        """All of it."""
+        return self.prompts + self.answers + self.reading + self.training + self.decodes + self.adapter
 
 
 @dataclass(frozen=True)
@@ -98,6 +104,7 @@ class Plan:
     disk: Disk
     seconds: Seconds | None = None
     why_not_timed: str | None = None
+    joint: JointPlan | None = None
 
 
 def plan_of(recipe: Recipe) -> Plan:
@@ -112,10 +119,17 @@ def plan_of(recipe: Recipe) -> Plan:
     steps = math.ceil(recipe.train.epochs * learnt / recipe.train.batch_size)
     parameters = _parameters(recipe, text.hidden_size, text.vocab_size)
     places = data.num_samples * (tokens + 1 if data.target_answers else data.max_seq_length)
-    if not data.target_answers:
-        places += math.ceil(data.num_samples * data.held_out) * _answer_tokens(data)
+    # held-out prompts are answered by the target where its words are not learnt, and by the adapted one
+    times = (not data.target_answers) + (recipe.lora is not None)
+    places += times * math.ceil(data.num_samples * data.held_out) * _answer_tokens(data)
     ready = max(_lines(folder / "written" / store / "samples.jsonl") for store in ("answers", "read"))
     state_bytes = places * (BYTES_A_NUMBER * text.hidden_size + BYTES_A_PLACE)
+    memory = _memory(recipe, config, parameters)
+    joint = None
+    if recipe.lora is not None:
+        packed = _packed(recipe)
+        joint = joint_plan(recipe, recipe.lora, config, meta_model(config), memory.weights, parameters, copied=packed)
+        memory = replace(memory, joint=joint.memory)
     return Plan(
         samples=data.num_samples,
         prompts_written=_lines(folder / "written" / "prompts.jsonl"),
@@ -128,8 +142,9 @@ def plan_of(recipe: Recipe) -> Plan:
         + (COPIES_OF_THE_HEADS + (2 if recipe.train.patience else 0)) * BYTES_A_PARAMETER * parameters,
         heads=recipe.heads.num_heads,
         parameters=parameters,
-        memory=_memory(recipe, config, parameters),
+        memory=memory,
         disk=_disk(recipe, folder, state_bytes // data.num_samples * max(0, data.num_samples - ready)),
+        joint=joint,
     )
 
 
@@ -185,7 +200,9 @@ def _seconds(plan: Plan, recipe: Recipe, effort: Effort) -> Seconds:
     own, new = data.dataset == "self", _answer_tokens(data)
     unwritten = data.num_samples - min(plan.prompts_written, data.num_samples)
     prompt = data.max_prompt_tokens if own else data.max_seq_length - new
+    lora, joint = recipe.lora, plan.joint
     return Seconds(
+        adapter=joint_seconds(recipe, lora, joint.steps_at_most, effort.read_token) if lora and joint else 0.0,
         prompts=writing(unwritten, 0, data.max_prompt_tokens) if own else 0.0,
         answers=writing(unanswered, prompt, new) if data.target_answers else 0.0,
         reading=0.0 if data.target_answers else unanswered * data.max_seq_length * effort.read_token,
@@ -215,7 +232,7 @@ def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
     device, dtype = _device(recipe), _dtype(recipe)
     on_cpu = device is not None and device.type == "cpu"
     in_4_bits, model = recipe.target.quantize == "4bit", model_of(config)
-    packed = device is not None and recipe.target.runner != "eager" and not in_4_bits and can_pack(device, dtype)
+    packed = _packed(recipe)
     held = model.held(dtype.itemsize, in_4_bits=in_4_bits, packed=packed)
     weights = model.bytes(dtype.itemsize, in_4_bits=in_4_bits)
     stored = model.numbers * (getattr(config, "dtype", None) or torch.float32).itemsize
@@ -236,6 +253,13 @@ def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
         training=held + output + learning,
         free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
     )
+
+
+def _packed(recipe: Recipe) -> bool:
+    """Whether the target's layers would be laid out for the CPU's kernels."""
+    device, settings = _device(recipe), recipe.target
+    can = settings.runner != "eager" and settings.quantize == "none"
+    return device is not None and can and can_pack(device, _dtype(recipe))
 
 
 def _device(recipe: Recipe) -> torch.device | None:

@@ -59,7 +59,7 @@ class Gathered:
     answers    who wrote them and how: names and numbers for provenance.json
     counts     rows by what became of them
     notes      sentences for the user; `warnings` are those that even --quiet shows
-    prompts    ids of what the target answered, by the key of the sample
+    prompts    ids of the whole prompts that the target answered, by key: such a sample begins with its prompt's last id
     """
 
     store: Path

@@ -15,6 +15,7 @@ from medusa_cli.kernels.native import CannotCompile
 from medusa_cli.kernels.packed import can_pack
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention, compiled
+from medusa_cli.target.adapter import StoredAdapter, merge
 from medusa_cli.target.check import checked
 from medusa_cli.target.convert import converted
 from medusa_cli.target.export import CannotExport
@@ -29,14 +30,17 @@ from medusa_cli.target.sources import Source, find_source, licence_of
 SAMPLED_NUMBERS = 64  # of each tensor
 
 
-def load_target(settings: TargetSettings) -> Target:
-    """Load the model a recipe names, self-checked. TargetError for everything that can go wrong on the way."""
-    target = load_unchecked(settings)
+def load_target(settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:
+    """Load the model a recipe names, self-checked. TargetError for everything that can go wrong on the way.
+
+    adapter   added to the weights before anything else; raises as `merge`
+    """
+    target = load_unchecked(settings, adapter)
     checked(target)
     return target
 
 
-def load_unchecked(settings: TargetSettings) -> Target:
+def load_unchecked(settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:
     """As `load_target`, without the self-check: for who runs it himself, or verifies no tree."""
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()
@@ -48,21 +52,28 @@ def load_unchecked(settings: TargetSettings) -> Target:
     config = fetch_config(source, settings.revision)
     refuse_config(config, settings.model)
     tokenizer = fetch_tokenizer(source, settings.revision)
-    return make_target(_load_model(source, config, settings, dtype, device), tokenizer, settings)
+    return make_target(_load_model(source, config, settings, dtype, device), tokenizer, settings, adapter)
 
 
-def make_target(model: Any, tokenizer: Any, settings: TargetSettings) -> Target:
+def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:
     """Wrap a model that is already in memory; the runner replaces its linear layers in place."""
     refuse_model(model, settings.model)
     refuse_offload(model, settings.model)
     kinds = mask_kinds(model)
     fingerprint = fingerprint_of(model)
+    if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
+        fingerprint = merge(model, adapter, fingerprint)
     weight = model.get_input_embeddings().weight
     replaceable = settings.quantize == "none" and settings.device_map == "one"
     wanted = choose_runner(settings.runner, weight.device, weight.dtype) if replaceable else "eager"
     runner = lay_out(model, "compiled" if wanted == "auto" and is_compiled(model) else wanted)
     identity = Identity(
-        settings.model, fingerprint, runner, model.config._attn_implementation, licence_of(settings.model)
+        settings.model,
+        fingerprint,
+        runner,
+        model.config._attn_implementation,
+        licence_of(settings.model),
+        adapter.folder if adapter else None,
     )
     target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
     if runner == "compiled":

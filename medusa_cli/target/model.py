@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,13 +26,14 @@ from medusa_cli.trees.tree import TokenTree
 
 @dataclass(frozen=True)
 class Identity:
-    """What a target is called and which weights it holds."""
+    """What a target is called and which weights it holds; adapter: the folder of what was merged into them, if any."""
 
     name: str
     fingerprint: str
     runner: str
     attention: str
     licence: str | None = None
+    adapter: Path | None = None
 
 
 class Target:
@@ -207,6 +209,28 @@ class Target:
         )
         assert self._hidden is not None
         return self._hidden
+
+    def read(self, ids_BT: Tensor) -> Tensor:
+        """As `hidden`, by the library's plain forward without a cache, which gradients can go back through.
+
+        Rows are padded on the right: a causal model's states before the padding don't see it.
+        """
+        self._wanted_BN = torch.zeros(len(ids_BT), 1, dtype=torch.long, device=self.device)
+        try:
+            self.model(input_ids=ids_BT.to(self.device), use_cache=False)
+        finally:
+            self._wanted_BN = None
+        hidden_BTH, self._hidden = self._hidden, None
+        assert hidden_BTH is not None
+        return hidden_BTH
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """The target's logits [..., V] after final hidden states [..., H]."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        config = self.config
+        cap = getattr(config, "final_logit_softcapping", None)
+        logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _forward(
         self, tokens_BN: Tensor, tree: TokenTree, cache: TreeCache, rows: slice, wanted_BW: Tensor | None

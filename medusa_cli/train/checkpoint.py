@@ -9,11 +9,12 @@ import io
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
@@ -41,6 +42,8 @@ _FREE: dict[str, Any] = {
     },
     # in how many pieces a step's gradient is taken changes it by rounding only
     "train": {"report_to", "save_steps", "eval_steps", "micro_batch_size"},
+    # the heads learn alone first: an adapter that learns with them afterwards changes nothing of that
+    "lora": True,
 }
 
 
@@ -72,14 +75,16 @@ class RunIdentity:
 class TrainState:
     """Everything that changes while training: modules are read on saving and filled on restoring.
 
-    order  what the order of examples depends on; a run only goes on with an equal one
-    best   the heads that decoded best, where these are kept
+    order    what the order of examples depends on; a run only goes on with an equal one
+    best     the heads that decoded best, where these are kept
+    adapter  parameters by name that learn beside the heads
     """
 
     heads: MedusaHeads
     optimizer: torch.optim.Optimizer
     order: Mapping[str, int | float]
     best: Best | None = None
+    adapter: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Checkpoints:
@@ -105,6 +110,8 @@ class Checkpoints:
             "generators": _generators(),
             "best": state.best.content() if state.best else None,
         }
+        if state.adapter:
+            content["adapter"] = {name: value.detach() for name, value in state.adapter.items()}
         buffer = io.BytesIO()
         torch.save(content, buffer)
         path = self.folder / f"step-{step:08d}.pt"
@@ -134,6 +141,9 @@ class Checkpoints:
             raise TrainingError(f"no checkpoint in {self.folder} can be read", "delete the folder to start anew")
         self._check(content, state)
         state.heads.load_state_dict(content["heads"])
+        with torch.no_grad():
+            for name, parameter in state.adapter.items():
+                parameter.copy_(content["adapter"][name])
         state.optimizer.load_state_dict(content["optimizer"])
         _set_generators(content["generators"])
         if state.best is not None:

@@ -101,3 +101,15 @@ def test_a_tree_of_its_own_for_every_step_is_named() -> None:
     text = render_card(provenance(), ACCURACY, FittedTree([[0]], "dynamic:6:0.05", 1.9))
     assert "`dynamic:6:0.05`" in text
     assert "1.90 tokens a step expected" in text
+
+
+def test_an_adapter_is_told_with_how_far_it_moved_the_model() -> None:
+    moved = {
+        "parameters": 1234567, "places": 890, "perplexity_before": 1.5, "perplexity_after": 1.75, "agreement": 0.97,
+        "top1_before": [0.5], "top1_after": [0.6], "tokens_before": 1.9, "tokens_after": 2.3,
+    }  # fmt: skip
+    card = render_card(provenance(adapter=moved), ACCURACY, TREE)
+    for wanted in ("| perplexity after | 1.750 |", "| same best token | 97.0% |", "| tokens a step after | 2.30 |"):
+        assert wanted in card
+    assert "1,234,567" in card
+    assert "## Adapter" not in render_card(provenance(), ACCURACY, TREE)

@@ -1,0 +1,280 @@
+"""`medusa train-heads` with a section lora: the whole path, and the adapted model decoded with its heads."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from medusa_cli import assemble
+from medusa_cli.cli import train_heads
+from medusa_cli.produce import heads as heads_module
+from medusa_cli.produce import joint as joint_module
+from medusa_cli.train.joint_news import JointEvent
+from tests.cli.harness import Done, Medusa, run_here, train_args
+
+LORA = (
+    "lora.rank=4", "lora.max_steps=12", "lora.epochs=50", "lora.batch_size=4", "lora.learning_rate=0.02",
+    "lora.heads_learning_rate=0.002", "lora.heads_warmup=0.1", "lora.heads_weight=1",
+)  # fmt: skip
+ALONE = ("--max-steps", 20)
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def model_before(tiny: Path) -> bytes:
+    return (tiny / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def joint(tiny: Path, model_before: bytes, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    folder = tmp_path_factory.mktemp("runs") / "joint"
+    done = run_here(*train_args(tiny, folder, *ALONE, "--tree-size", 6, "--json", *LORA))
+    assert done.code == 0, done.err
+    return folder, done
+
+
+def test_the_heads_go_on_where_they_were_alone_and_that_is_told(joint: tuple[Path, Done]) -> None:
+    folder, done = joint
+    alone = [line for line in lines(folder / "train.jsonl") if line["kind"] == "eval"][-1]
+    begun = lines(folder / "joint" / "train.jsonl")[0]
+    assert (begun["kind"], begun["step"]) == ("eval", 0)
+    # the same places; states are stored in 16 bits
+    assert begun["loss"] == pytest.approx(alone["loss"], rel=2e-3)
+    assert (begun["divergence"], begun["agreement"]) == (0, 1)
+    assert "heads go on from their own training (weight, bias, root_weight); new: 28 tensors of the adapter" in done.err
+
+
+def test_the_folder_holds_heads_and_adapter_and_the_model_s_files_are_as_they_were(
+    joint: tuple[Path, Done], tiny: Path, model_before: bytes
+) -> None:
+    folder, _ = joint
+    assert (tiny / "model.safetensors").read_bytes() == model_before
+    assert {file.name for file in (folder / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    config = json.loads((folder / "heads.json").read_text())["config"]
+    assert config["target_fingerprint"].endswith(f"+{config['adapter']}")
+    assert lines(folder / "joint" / "train.jsonl")[-1]["step"] == 12
+
+
+def test_how_far_the_model_moved_is_told_and_kept(joint: tuple[Path, Done]) -> None:
+    folder, done = joint
+    moved = done.document["adapter"]
+    assert moved["perplexity_before"] > 1
+    assert moved["perplexity_after"] != moved["perplexity_before"]
+    assert 0 < moved["agreement"] < 1
+    assert len(moved["top1_before"]) == len(moved["top1_after"]) == 3
+    assert moved == json.loads((folder / "provenance.json").read_text())["adapter"]
+    card = (folder / "README.md").read_text()
+    assert "## Adapter" in card
+    assert f"| same best token | {moved['agreement']:.1%} |" in card
+
+
+@pytest.mark.parametrize("runner", ["eager", "packed", "auto"])
+def test_the_text_is_what_transformers_writes_with_the_adapter_merged(
+    joint: tuple[Path, Done], medusa: Medusa, tiny: Path, runner: str
+) -> None:
+    folder, _ = joint
+    merged = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32, attn_implementation="eager"), folder / "adapter"
+    ).merge_and_unload()
+    ids = AutoTokenizer.from_pretrained(tiny).apply_chat_template(
+        [{"role": "user", "content": "What is it?"}], add_generation_prompt=True, return_dict=True, return_tensors="pt"
+    )
+    wanted = merged.generate(**ids, do_sample=False, max_new_tokens=40)[0, ids["input_ids"].shape[1] :].tolist()
+    asked = ("generate", "What is it?", "-m", tiny, "--dtype", "float32", "-n", 40, "--json", "--heads", folder)
+    for more in (("--drafter", "medusa", "--speculate", "on"), ("--drafter", "mixed", "--speculate", "on"), ()):
+        done = medusa(*asked, "--runner", runner, "--attention", "eager", *more)
+        assert done.code == 0, done.err
+        assert done.document["token_ids"] == wanted
+    plain = medusa("generate", "What is it?", "-m", tiny, "--dtype", "float32", "-n", 40, "--json").document
+    assert plain["token_ids"] != wanted, "the adapter changes the text, or nothing is tested"
+    assert "the heads come with an adapter" in done.err
+
+
+def test_a_text_with_the_adapter_passes_its_check(joint: tuple[Path, Done], medusa: Medusa, tiny: Path) -> None:
+    folder, _ = joint
+    asked = ("generate", "What is it?", "-m", tiny, "--dtype", "float32", "-n", 20, "--heads", folder, "--check")
+    assert medusa(*asked, "--speculate", "on").code == 0
+
+
+def test_the_bench_runs_every_arm_with_the_adapter(
+    joint: tuple[Path, Done], medusa: Medusa, tiny: Path, tmp_path: Path
+) -> None:
+    folder, _ = joint
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"id": "a", "category": "c", "turns": ["What is it?"]}\n')
+    done = medusa(
+        "bench", "-m", tiny, "--dtype", "float32", "--heads", folder, "--compare", "greedy,hf-greedy@float32",
+        "--prompts", file, "--max-new-tokens", 16, "--repeats", 1, "--num-warmups", 0, "--require-identical", "--json",
+        "--drafter", "medusa", "--allow-random-prompts",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert all(found["same"] == found["of"] == 1 for found in done.document["identical"].values())
+
+
+def test_the_doctor_checks_the_model_with_the_adapter(joint: tuple[Path, Done], medusa: Medusa, tiny: Path) -> None:
+    folder, _ = joint
+    done = medusa("doctor", tiny, "--heads", folder, "--json")
+    assert done.code == 0, done.err
+    assert done.document["adapter"] == str(folder / "adapter")
+    assert "+" in done.document["fingerprint"]
+
+
+def test_the_tree_is_inspected_with_the_cost_of_the_adapted_model(
+    joint: tuple[Path, Done], medusa: Medusa, tiny: Path
+) -> None:
+    folder, _ = joint
+    done = medusa("inspect-tree", "-m", tiny, "--heads", folder, "--measure", "--json")
+    assert done.code == 0, done.err
+
+
+def without_adapter(folder: Path) -> None:
+    shutil.rmtree(folder / "adapter")
+
+
+def of_other_numbers(folder: Path) -> None:
+    file = folder / "adapter" / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "lora_alpha": 99}))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"), [(without_adapter, "lacks adapter_model"), (of_other_numbers, "is another adapter")]
+)
+@pytest.mark.parametrize("command", [("generate", "What is it?"), ("doctor",)])
+def test_heads_without_their_adapter_are_refused_before_a_model_is_loaded(
+    joint: tuple[Path, Done],
+    medusa: Medusa,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command: tuple[str, ...],
+    change: Callable[[Path], None],
+    words: str,
+) -> None:
+    folder = shutil.copytree(joint[0], tmp_path / "copy")
+    change(folder)
+    monkeypatch.setattr(assemble, "load_target", None)
+    refused = medusa(*command, "-m", tiny, "--heads", folder)
+    assert refused.code == 1
+    assert words in refused.err
+    assert refused.err.count(" hint: copy the whole folder") == 1
+
+
+def test_heads_of_another_model_s_adapter_are_refused(joint: tuple[Path, Done], medusa: Medusa, tmp_path: Path) -> None:
+    from tests.cli.harness import make_model
+
+    other = make_model(tmp_path / "other", seed=5)
+    refused = medusa("generate", "What is it?", "-m", other, "--heads", joint[0])
+    assert refused.code == 1
+    assert "was trained on weights with the fingerprint" in refused.err
+
+
+def test_a_run_of_heads_alone_goes_on_with_an_adapter_and_ends_as_if_it_had_one_from_the_start(
+    joint: tuple[Path, Done], medusa: Medusa, tiny: Path, tmp_path: Path
+) -> None:
+    args = train_args(tiny, tmp_path / "run", *ALONE, "--tree-size", 6)
+    assert medusa(*args).code == 0
+    done = medusa(*args, *LORA, "--resume-from-checkpoint")
+    assert done.code == 0, done.err
+    for file in ("heads.safetensors", "adapter/adapter_model.safetensors"):
+        assert (tmp_path / "run" / file).read_bytes() == (joint[0] / file).read_bytes()
+
+
+def test_a_finished_run_goes_on_to_the_same_folder(
+    joint: tuple[Path, Done], medusa: Medusa, tiny: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(joint[0], tmp_path / "copy")
+    args = train_args(tiny, folder, *ALONE, "--tree-size", 6, *LORA, "--resume-from-checkpoint")
+    done = medusa(*args, "lora.gradient_checkpointing=true")
+    assert done.code == 0, done.err
+    for file in ("heads.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
+        assert (folder / file).read_bytes() == (joint[0] / file).read_bytes()
+    refused = medusa(*args, "lora.alpha=3")
+    assert refused.code == 1
+    assert "was adapted with other settings: lora.alpha" in refused.err
+
+
+def at_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_joint(self: object, event: JointEvent) -> None:
+        if (event.kind, event.step) == ("train", 6):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(train_heads._Watch, "on_joint", on_joint)
+
+
+def between_adapter_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_heads(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(heads_module, "write_heads", write_heads)
+
+
+@pytest.mark.parametrize("stop", [at_step_six, between_adapter_and_heads])
+def test_a_run_that_is_stopped_goes_on_to_the_same_files(
+    joint: tuple[Path, Done],
+    medusa: Medusa,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stop: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    args = train_args(tiny, tmp_path / "run", *ALONE, "--tree-size", 6, *LORA, "--save-steps", 4)
+    with monkeypatch.context() as patched:
+        stop(patched)
+        stopped = medusa(*args)
+    assert stopped.code != 0
+    assert "--resume-from-checkpoint" in stopped.err
+    assert not (tmp_path / "run" / "heads.json").exists()
+    done = medusa(*args, "--resume-from-checkpoint")
+    assert done.code == 0, done.err
+    for file in ("heads.safetensors", "adapter/adapter_model.safetensors"):
+        assert (tmp_path / "run" / file).read_bytes() == (joint[0] / file).read_bytes()
+
+
+def test_a_step_that_does_not_fit_says_what_to_lower(
+    train: Callable[..., Done], data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(joint_module, "train_joint", full)
+    refused = train("--dataset", data, *LORA)
+    assert refused.code == 1
+    assert "does not hold a step of 4 texts\n hint: lower lora.batch_size" in refused.err
+
+
+def test_data_that_others_wrote_is_learnt_whole(train: Callable[..., Done], data: Path, tmp_path: Path) -> None:
+    done = train("--dataset", data, "--json", *LORA, "lora.max_steps=2")
+    assert done.code == 0, done.err
+    assert done.document["adapter"]["places"] > 0
+
+
+def test_modules_that_are_not_there_are_told_before_a_model_is_loaded(
+    train: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assemble, "load_target", None)
+    refused = train("lora.target_modules=[q_prj]")
+    assert refused.code == 1
+    assert "lora.target_modules: this model has no q_prj: did you mean q_proj?" in refused.err
+
+
+def test_a_plan_tells_of_the_adapter(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+    plan = medusa(*train_args(tiny, tmp_path / "new", "--plan", *LORA))
+    assert "over 14 layers, at most 12 steps with the heads" in plan.out
+    assert "with the adapter " in plan.out
+    document = medusa(*train_args(tiny, tmp_path / "new", "--plan", "--json", *LORA)).document
+    # each layer's inputs and outputs, times the rank
+    layer = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48)
+    assert document["joint"]["parameters"] == 4 * 2 * layer
+    assert document["memory"]["joint"] > document["memory"]["weights"]
+    assert document["seconds"]["adapter"] > 0

@@ -1,0 +1,316 @@
+"""Heads and an adapter learning together: where they begin, what changes and what does not, and how they go on."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from medusa_cli.errors import TargetError, TrainingError
+from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.recipe import LoraSettings, TrainSettings
+from medusa_cli.target.adapter import LearningAdapter
+from medusa_cli.target.model import Target
+from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog
+from medusa_cli.train.corpus import Corpus, Examples
+from medusa_cli.train.joint import JointTexts, Learners, check_logits, train_joint
+from medusa_cli.train.joint_news import JointEvent, JointOutlets, JointSettings, heads_weight
+from medusa_cli.train.keep import keep, predictions
+from medusa_cli.train.loop import Order
+from medusa_cli.train.loss import score
+from medusa_cli.train.store import Sample
+from medusa_cli.train.texts import Texts
+from tests.tiny_models import target_of, tiny_model
+
+HEADS, PROMPT, TIMES = 3, 5, {"texts_per_second", "seconds_left"}
+TRAIN = TrainSettings(loss_chunk=16, eval_steps=2, save_steps=2)
+
+
+def lora(**changes: Any) -> LoraSettings:
+    values = {"rank": 4, "alpha": 8, "dropout": 0.1, "batch_size": 3, "max_steps": 4, "epochs": 100}
+    return LoraSettings(**{**values, "learning_rate": 3e-3, "heads_learning_rate": 3e-3, **changes})
+
+
+@pytest.fixture
+def target() -> Target:
+    return target_of(tiny_model("llama"))
+
+
+@pytest.fixture
+def texts(target: Target) -> JointTexts:
+    """Eight texts as the data stage stores them: the prompt's last token and an answer, with the states they had."""
+    rng = np.random.default_rng(0)
+    samples, prompts = [], {}
+    for number in range(8):
+        ids = rng.integers(target.vocab_size, size=PROMPT + 8 + number).tolist()
+        hidden_TH = target.hidden(torch.tensor([ids]), [len(ids)])[0]
+        answer = ids[PROMPT - 1 :]
+        key = f"text-{number}"
+        samples.append(Sample(key, answer, hidden_TH[PROMPT - 1 :], [False, *[True] * (len(answer) - 1)]))
+        prompts[key] = ids[:PROMPT]
+    corpus = Corpus.from_samples(samples)
+    every = torch.arange(target.vocab_size)
+    return JointTexts(*(Texts(Examples.of(corpus, part, every, HEADS), prompts) for part in (range(6), range(6, 8))))
+
+
+def heads_for(target: Target) -> MedusaHeads:
+    """Heads that have learnt something."""
+    config = MedusaConfig(
+        num_heads=HEADS, num_layers=1, hidden_size=target.hidden_size, vocab_size=target.vocab_size,
+        draft_vocab=target.vocab_size, own_output=False, output_bias=False, sees_root=True, target_name="tiny",
+        target_fingerprint=target.fingerprint,
+    )  # fmt: skip
+    heads = MedusaHeads.fresh(config, torch.arange(target.vocab_size), target.output_weight)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return heads
+
+
+class Joint:
+    """One run of the stage in a folder, and everything it heard."""
+
+    def __init__(self, folder: Path, texts: JointTexts, settings: LoraSettings, seed: int = 7) -> None:
+        self.target = target_of(tiny_model("llama"))
+        self.texts, self.settings, self.folder = texts, settings, folder
+        self.adapter = LearningAdapter(self.target.model, settings, seed)
+        self.heads = heads_for(self.target)
+        self.seed = seed
+        self.events: list[JointEvent] = []
+        self.on_event: Callable[[JointEvent], None] = self.events.append
+
+    def run(self) -> JointEvent:
+        learners = Learners(self.target, self.adapter, self.heads)
+        checkpoints = Checkpoints(self.folder, RunIdentity("recipe", "abc"))
+        outlets = JointOutlets(self.on_event, TrainLog(self.folder))
+        settings = JointSettings(self.settings, TRAIN, self.seed)
+        return train_joint(learners, self.texts, settings, checkpoints, outlets)
+
+    def numbers(self) -> dict[str, torch.Tensor]:
+        return {**self.heads.state_dict(), **self.adapter.parameters}
+
+    def log(self) -> list[dict]:
+        lines = [json.loads(line) for line in (self.folder / "train.jsonl").read_text().splitlines()]
+        return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+
+
+def stored_score(heads: MedusaHeads, examples: Examples, rows_N: np.ndarray) -> float:
+    """The heads' loss on the hidden states as they are stored: what the first stage minimised."""
+    inputs_BI = heads.inputs(examples.hidden(rows_N), examples.paths(rows_N))
+    return float(score(heads, inputs_BI, examples.labels(rows_N), head_decay=TRAIN.head_decay, chunk=16).loss)
+
+
+def test_the_first_step_s_loss_is_that_of_the_heads_alone_on_the_same_places(texts: JointTexts, tmp_path: Path) -> None:
+    joint = Joint(tmp_path, texts, lora(max_steps=1))
+    samples = texts.train.samples
+    batch = [samples[index] for index in Order(len(samples), 3, 7).rows(0)]
+    held_out = texts.held_out.examples
+    alone = stored_score(joint.heads, texts.train.examples, texts.train.read(batch).rows_N)
+    alone_held_out = stored_score(joint.heads, held_out, np.arange(len(held_out)))
+    joint.run()
+    begun, first = joint.events[:2]
+    assert (begun.kind, begun.step, first.kind, first.step) == ("eval", 0, "train", 1)
+    # states are stored in 16 bits
+    assert first.loss == pytest.approx(alone, rel=1e-4)
+    assert begun.loss == pytest.approx(alone_held_out, rel=1e-4)
+    assert begun.divergence == first.divergence == 0
+    assert begun.agreement == first.agreement == 1
+
+
+def test_a_text_read_without_its_prompt_would_not_give_that_loss(texts: JointTexts, tmp_path: Path) -> None:
+    bare = JointTexts(replace(texts.train, prompts={}), replace(texts.held_out, prompts={}))
+    joint = Joint(tmp_path, bare, lora(max_steps=1))
+    held_out = texts.held_out.examples
+    alone = stored_score(joint.heads, held_out, np.arange(len(held_out)))
+    joint.run()
+    assert joint.events[0].loss != pytest.approx(alone, rel=1e-3)
+
+
+def test_heads_and_adapter_change_and_nothing_of_the_target(texts: JointTexts, tmp_path: Path) -> None:
+    joint = Joint(tmp_path, texts, lora())
+    before = {name: value.detach().clone() for name, value in joint.numbers().items()}
+    joint.run()
+    moved = {name for name, value in joint.numbers().items() if not torch.equal(value, before[name])}
+    assert {"weight", "bias", "root_weight"} <= moved
+    assert {name for name in before if "lora_B" in name} <= moved
+    joint.adapter.remove()
+    stock = tiny_model("llama").state_dict()
+    after = joint.target.model.state_dict()
+    assert stock.keys() == after.keys()
+    assert all(torch.equal(value, after[name]) for name, value in stock.items())
+
+
+def test_the_heads_learn_more_when_the_target_may_move(texts: JointTexts, tmp_path: Path) -> None:
+    losses = {}
+    for weight in (0.0, 5.0):
+        joint = Joint(
+            tmp_path / str(weight), texts, lora(max_steps=30, heads_weight=weight, heads_warmup=0, keep_weight=0.1)
+        )
+        joint.run()
+        losses[weight] = [event for event in joint.events if event.kind == "train"][-1]
+    assert losses[5.0].loss < losses[0.0].loss
+    assert losses[5.0].divergence > losses[0.0].divergence
+
+
+def test_a_larger_keep_weight_keeps_more_of_the_target_s_own_words(texts: JointTexts, tmp_path: Path) -> None:
+    far = {}
+    for weight in (0.01, 20.0):
+        joint = Joint(
+            tmp_path / str(weight), texts, lora(max_steps=15, keep_weight=weight, heads_weight=1.0, heads_warmup=0)
+        )
+        far[weight] = joint.run().divergence
+    assert 0 < far[20.0] < far[0.01]
+
+
+@pytest.mark.parametrize(("kind", "step"), [("eval", 0), ("train", 1), ("save", 2), ("train", 3), ("eval", 4)])
+def test_a_run_that_was_stopped_ends_bit_equal_to_an_unbroken_one(
+    texts: JointTexts, tmp_path: Path, kind: str, step: int
+) -> None:
+    whole = Joint(tmp_path / "whole", texts, lora())
+    whole.run()
+    broken = Joint(tmp_path / "broken", texts, lora())
+
+    def die(event: JointEvent) -> None:
+        if (event.kind, event.step) == (kind, step):
+            raise KeyboardInterrupt
+
+    broken.on_event = die
+    with pytest.raises(KeyboardInterrupt):
+        broken.run()
+    torch.manual_seed(12345)
+    resumed = Joint(tmp_path / "broken", texts, lora())
+    last = resumed.run()
+    expected = whole.numbers()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.numbers().items())
+    assert last.loss == [event for event in whole.events if event.kind == "eval"][-1].loss
+    without_saves = [[line for line in each.log() if line["kind"] != "save"] for each in (resumed, whole)]
+    assert without_saves[0] == without_saves[1]
+
+
+def test_a_step_draws_no_random_number_that_others_miss(texts: JointTexts, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    joint = Joint(tmp_path, texts, lora(max_steps=2))
+    torch.manual_seed(5)
+    joint.run()
+    assert torch.equal(torch.rand(4), expected)
+
+
+@pytest.mark.parametrize("where", ["heads", "adapter"])
+def test_a_loss_that_is_not_a_number_stops_before_anything_changes(
+    texts: JointTexts, tmp_path: Path, where: str
+) -> None:
+    joint = Joint(tmp_path, texts, lora())
+    parameters = list(joint.heads.parameters()) if where == "heads" else list(joint.adapter.parameters.values())
+
+    def spoil(event: JointEvent) -> None:
+        if (event.kind, event.step) == ("train", 1):
+            with torch.no_grad():
+                parameters[0].view(-1)[0] = torch.nan
+
+    joint.on_event = spoil
+    with pytest.raises(TrainingError, match="step 2 of heads and adapter: the loss is not finite on text-") as caught:
+        joint.run()
+    assert "lora.learning_rate" in caught.value.hint
+
+
+def test_one_bad_text_is_named_alone(texts: JointTexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    joint = Joint(tmp_path, texts, lora(max_steps=2))
+    samples = texts.train.samples
+    bad = [samples[index] for index in Order(len(samples), 3, 7).rows(0)][1]
+    first = texts.train.prompts[f"text-{bad}"][0]
+    read = joint.target.read
+
+    def spoilt(ids_BT: torch.Tensor) -> torch.Tensor:
+        rows = (ids_BT[:, 0] == first)[:, None, None]
+        return read(ids_BT).masked_fill(rows, torch.nan)
+
+    monkeypatch.setattr(joint.target, "read", spoilt)
+    with pytest.raises(TrainingError) as caught:
+        joint.run()
+    assert caught.value.message == f"step 1 of heads and adapter: the loss is not finite on text-{bad}"
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_weight_of_the_heads_loss_rises_from_nothing_to_its_peak() -> None:
+    weights = [heads_weight(step, 100, lora(heads_weight=0.4, heads_warmup=0.5)) for step in range(100)]
+    assert weights[0] == 0
+    assert weights == sorted(weights)
+    assert weights[50:] == [0.4] * 50
+    assert weights[25] == pytest.approx(0.4 * 0.5**0.5)
+    assert heads_weight(0, 100, lora(heads_warmup=0)) == lora().heads_weight
+
+
+def test_the_logits_of_all_places_are_never_held(
+    target: Target, largest_tensor: Callable[[Callable[[], object]], int]
+) -> None:
+    hidden_PH, own_PH = torch.randn(2, 200, target.hidden_size)
+    chunk = 8
+    largest = largest_tensor(lambda: keep(target, hidden_PH, own_PH, chunk=chunk, learn=True))
+    assert largest <= max(chunk * target.vocab_size, hidden_PH.numel())
+    assert chunk * target.vocab_size < 200 * target.vocab_size
+
+
+def test_pieces_give_the_gradient_of_the_whole(target: Target) -> None:
+    hidden_PH, own_PH = torch.randn(2, 30, target.hidden_size)
+    whole_PH = hidden_PH.clone().requires_grad_()
+    own_PV, adapted_PV = target.logits_of(own_PH).log_softmax(-1), target.logits_of(whole_PH).log_softmax(-1)
+    loss = torch.nn.functional.kl_div(adapted_PV, own_PV, log_target=True, reduction="batchmean")
+    loss.backward()
+    kept = keep(target, hidden_PH, own_PH, chunk=7, learn=True)
+    assert torch.allclose(kept.grad_PH, whole_PH.grad, atol=1e-6)
+    assert float(kept.divergence_P.mean()) == pytest.approx(float(loss.detach()), rel=1e-4)
+    assert torch.equal(kept.same_P, own_PV.argmax(-1) == adapted_PV.argmax(-1))
+
+
+def test_a_place_is_found_again_in_its_whole_text(texts: JointTexts) -> None:
+    reading = texts.train.read([1, 4])
+    flat, corpus = reading.ids_BT.flatten(), texts.train.examples.corpus
+    places_N = texts.train.examples.places_N[reading.rows_N]
+    assert flat[reading.asked_N].tolist() == corpus.ids_T[places_N].tolist()
+    assert reading.ids_BT[0, :PROMPT].tolist() == list(texts.train.prompts["text-1"])
+    # every token of an answer is learnt: predicted from the place before it
+    answers = [corpus.ids_T[corpus.offsets_S[s] + 1 : corpus.offsets_S[s + 1]].tolist() for s in (1, 4)]
+    assert flat[reading.learnt_P + 1].tolist() == [*answers[0], *answers[1]]
+    assert reading.text_P.tolist() == [0] * len(answers[0]) + [1] * len(answers[1])
+
+
+def test_reading_gives_the_stored_states_and_the_library_s_logits(texts: JointTexts, target: Target) -> None:
+    reading = texts.train.read(texts.train.samples)
+    stored = torch.from_numpy(texts.train.examples.corpus.hidden_TH[texts.train.examples.places_N]).float()
+    assert torch.allclose(target.read(reading.ids_BT).flatten(0, 1)[reading.asked_N], stored, atol=2e-3)
+
+
+def test_what_a_target_says_of_text_is_its_perplexity_and_its_best_tokens(texts: JointTexts, target: Target) -> None:
+    said = predictions(target, texts.held_out, batch_size=2, chunk=5)
+    ids = torch.tensor([*texts.held_out.prompts["text-6"][:-1], *_ids(texts, 6)])
+    logits_TV = target.model(ids[None]).logits[0, PROMPT - 1 : -1]
+    surprise = torch.nn.functional.cross_entropy(logits_TV, ids[PROMPT:], reduction="none")
+    assert torch.allclose(said.surprise_P[: len(surprise)], surprise, atol=1e-4)
+    assert torch.equal(said.best_P[: len(surprise)], logits_TV.argmax(-1))
+    assert said.agreement(said) == 1
+    assert said.perplexity == pytest.approx(float(said.surprise_P.mean().exp()))
+
+
+def _ids(texts: JointTexts, sample: int) -> list[int]:
+    corpus = texts.held_out.examples.corpus
+    return corpus.ids_T[corpus.offsets_S[sample] : corpus.offsets_S[sample + 1]].tolist()
+
+
+@pytest.mark.parametrize("name", ["gemma2", "cohere", "granite", "gpt2"])
+def test_logits_that_are_capped_or_scaled_are_known(name: str, texts: JointTexts) -> None:
+    check_logits(target_of(tiny_model(name)), texts.held_out)
+
+
+def test_logits_made_in_an_unknown_way_are_refused(
+    texts: JointTexts, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target, "logits_of", lambda hidden: target.model.lm_head(hidden) * 1.5)
+    with pytest.raises(TargetError, match="makes its logits in a way that can't be learnt through"):
+        check_logits(target, texts.held_out)
