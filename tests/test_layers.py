@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "medusa_cli"
 LAYERS = (
     ("errors", "lazy", "home", "atomic", "faults", "shelf", "launch"),
     ("kernels", "trees", "recipe"),
-    ("contracts",),
+    ("contracts", "recipe_text"),
     ("heads", "target"),
     ("drafters", "acceptance", "formats", "data"),
     ("decode", "train"),

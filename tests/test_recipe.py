@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from medusa_cli.errors import RecipeError
-from medusa_cli.recipe import Recipe, load_recipe, resolved
+from medusa_cli.recipe import Recipe
+from medusa_cli.recipe_text import load_recipe, resolved
 
 MEANT = ": did you mean packed?"
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from medusa_cli.errors import RecipeError
-from medusa_cli.recipe import load_recipe
+from medusa_cli.recipe_text import load_recipe
 from medusa_cli.shelf import FIELDS, find_recipe, read_header, recipes
 from medusa_cli.target.sources import known_names
 

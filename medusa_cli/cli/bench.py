@@ -103,7 +103,7 @@ def command(
     from medusa_cli.bench.plotting import check_plot_file
     from medusa_cli.bench.prompt_set import pick, read_questions
     from medusa_cli.bench.verdict import failed_gates
-    from medusa_cli.recipe import load_recipe
+    from medusa_cli.recipe_text import load_recipe
 
     if plot:
         check_plot_file(plot)

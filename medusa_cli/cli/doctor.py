@@ -37,7 +37,7 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Say what this machine and a model are like, and check that the model can verify trees."""
-    from medusa_cli.recipe import load_recipe
+    from medusa_cli.recipe_text import load_recipe
 
     if name is not None and model not in (None, name):
         raise typer.BadParameter(f"MODEL is {name} and --model is {model}; give one")

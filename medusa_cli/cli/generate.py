@@ -107,7 +107,7 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Write the text that follows a prompt, several tokens a forward, word for word what the model would say."""
-    from medusa_cli.recipe import load_recipe
+    from medusa_cli.recipe_text import load_recipe
 
     _check_numbers(temperature, top_p, posterior_threshold, posterior_alpha)
     if (prompt is None) == (prompt_file is None):

@@ -13,7 +13,8 @@ from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, write_result
 from medusa_cli.errors import FormatError, TreeError
 from medusa_cli.formats.places import find_heads
-from medusa_cli.recipe import TargetSettings, load_recipe
+from medusa_cli.recipe import TargetSettings
+from medusa_cli.recipe_text import load_recipe
 from medusa_cli.trees import picture, render
 
 if TYPE_CHECKING:

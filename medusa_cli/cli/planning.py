@@ -4,7 +4,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from medusa_cli.cli.console import Console, duration
-from medusa_cli.recipe import Recipe, resolved
+from medusa_cli.recipe import Recipe
+from medusa_cli.recipe_text import resolved
 
 if TYPE_CHECKING:
     from medusa_cli.produce.plan import Plan

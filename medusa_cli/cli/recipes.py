@@ -23,7 +23,7 @@ def ls(
     output_json: options.OutputJson = None,
 ) -> None:
     """List the recipes that ship."""
-    from medusa_cli.recipe import load_recipe
+    from medusa_cli.recipe_text import load_recipe
 
     document = [
         {"name": name, "model": load_recipe(file, surroundings={}).target.model, **asdict(read_header(_text(file)))}
@@ -44,8 +44,8 @@ def show(
     output_json: options.OutputJson = None,
 ) -> None:
     """Print a recipe, with its header or with every setting."""
-    from medusa_cli.recipe import load_recipe
-    from medusa_cli.recipe import resolved as written_out
+    from medusa_cli.recipe_text import load_recipe
+    from medusa_cli.recipe_text import resolved as written_out
 
     file = find_recipe(name)
     text = _text(file)

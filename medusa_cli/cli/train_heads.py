@@ -16,7 +16,8 @@ from medusa_cli.cli.options import setting
 from medusa_cli.cli.stops import Stops
 from medusa_cli.errors import MissingExtra, RecipeError
 from medusa_cli.launch import Place, place_of
-from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings, load_recipe
+from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings
+from medusa_cli.recipe_text import load_recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
     from medusa_cli.produce.heads import Hooks, Made
     from medusa_cli.train.curves import Curves
+    from medusa_cli.train.events import Event, Reporter
     from medusa_cli.train.joint_news import JointEvent
-    from medusa_cli.train.loop import Event, Reporter
     from medusa_cli.train.parallel import Group
 
 

@@ -41,8 +41,9 @@ from medusa_cli.train.card import FittedTree, Provenance, write_card
 from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
 from medusa_cli.train.curves import PICTURE, Curves, as_markdown
+from medusa_cli.train.events import Event, Outlets, Reporter
 from medusa_cli.train.joint_news import JointEvent
-from medusa_cli.train.loop import Event, Outlets, Reporter, Sets, train
+from medusa_cli.train.loop import Sets, train
 from medusa_cli.train.parallel import ALONE, Group
 
 

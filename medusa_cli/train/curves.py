@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Curves:
-    """The rows of each kind, in the order of their steps; what a row holds is said at train/loop.py's Event."""
+    """The rows of each kind, in the order of their steps; what a row holds is said at train/events.py's Event."""
 
     train: Sequence[Row]
     evaluated: Sequence[Row]

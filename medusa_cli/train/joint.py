@@ -34,8 +34,9 @@ from medusa_cli.train.joint_news import (
     schedule,
 )
 from medusa_cli.train.keep import Kept, keep
-from medusa_cli.train.loop import Order, learning_rate, make_optimizer
+from medusa_cli.train.loop import make_optimizer
 from medusa_cli.train.loss import combine, score, score_and_learn
+from medusa_cli.train.order import Order, learning_rate
 from medusa_cli.train.texts import Reading, Texts
 
 EVAL_TEXTS = 64

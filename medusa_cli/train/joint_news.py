@@ -11,9 +11,10 @@ from typing import Literal
 
 from medusa_cli.recipe import LoraSettings, TrainSettings
 from medusa_cli.train.checkpoint import TrainLog
+from medusa_cli.train.events import Reporter
 from medusa_cli.train.keep import Kept
-from medusa_cli.train.loop import Reporter, learning_rate
 from medusa_cli.train.loss import Scores
+from medusa_cli.train.order import learning_rate
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class JointEvent:
     """Something that happened after `step` steps of `total_steps`; step 0 is an evaluation before any.
 
     kind                   train: a step; eval: held-out texts were read; save: a checkpoint was written
-    loss, loss_K, top1_K   of the heads, as in `loop.Event`; None for save
+    loss, loss_K, top1_K   of the heads, as in `events.Event`; None for save
     divergence, agreement  KL from the target's own predictions in nats, and the share of places whose best token is
                            still the target's own
     heads_weight           of the heads' loss for the adapter in that step

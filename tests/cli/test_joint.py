@@ -1,7 +1,9 @@
 """`medusa train-heads` with a section lora: the whole path, and the adapted model decoded with its heads."""
 
 import json
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from medusa_cli.cli import train_heads
 from medusa_cli.produce import heads as heads_module
 from medusa_cli.produce import joint as joint_module
 from medusa_cli.train.joint_news import JointEvent
+from medusa_cli.train.store import HiddenStore, Sample
 from tests.cli.harness import Done, Medusa, run_here, train_args
 
 LORA = (
@@ -219,7 +222,18 @@ def between_adapter_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heads_module, "write_heads", write_heads)
 
 
-@pytest.mark.parametrize("stop", [at_step_six, between_adapter_and_heads])
+def among_the_adapted_model_s_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = HiddenStore.append
+
+    def append(self: HiddenStore, sample: Sample) -> None:
+        real(self, sample)
+        if "joint" in self.folder.parts:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(HiddenStore, "append", append)
+
+
+@pytest.mark.parametrize("stop", [at_step_six, among_the_adapted_model_s_answers, between_adapter_and_heads])
 def test_a_run_that_is_stopped_goes_on_to_the_same_files(
     joint: tuple[Path, Done],
     medusa: Medusa,
@@ -241,6 +255,45 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_files(
         assert (tmp_path / "run" / file).read_bytes() == (joint[0] / file).read_bytes()
 
 
+def test_a_signal_lets_the_step_of_heads_and_adapter_end_and_saves_it(
+    joint: tuple[Path, Done], medusa: Medusa, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = train_args(tiny, tmp_path / "run", *ALONE, "--tree-size", 6, *LORA, "--save-steps", 4)
+    run = tmp_path / "run"
+
+    def on_joint(self: object, event: JointEvent) -> None:
+        if (event.kind, event.step) == ("train", 6):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train_heads._Watch, "on_joint", on_joint)
+        stopped = medusa(*args)
+    assert stopped.code == 128 + signal.SIGTERM
+    assert "--resume-from-checkpoint" in stopped.err
+    assert {file.name for file in (run / "joint" / "checkpoints").iterdir()} == {
+        "step-00000004.pt",
+        "step-00000006.pt",
+    }
+    done = medusa(*args, "--resume-from-checkpoint")
+    assert done.code == 0, done.err
+    for file in ("heads.safetensors", "adapter/adapter_model.safetensors"):
+        assert (run / file).read_bytes() == (joint[0] / file).read_bytes()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_several_processes_are_refused_before_anything_is_written(
+    train: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    for name, value in {"WORLD_SIZE": 2, "RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    refused = train(*LORA)
+    assert refused.code == 1
+    words = "error: lora: heads and adapter learn in one process, and 2 were launched\n hint: let the heads learn alone"
+    # the first process speaks for all
+    assert refused.err.startswith(words) if rank == 0 else refused.err == ""
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_step_that_does_not_fit_says_what_to_lower(
     train: Callable[..., Done], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -257,6 +310,13 @@ def test_data_that_others_wrote_is_learnt_whole(train: Callable[..., Done], data
     done = train("--dataset", data, "--json", *LORA, "lora.max_steps=2")
     assert done.code == 0, done.err
     assert done.document["adapter"]["places"] > 0
+    # what the model said before and says after are kept apart
+    config = json.loads((tmp_path / "run" / "heads.json").read_text())["config"]
+    before, after = (
+        json.loads((tmp_path / "run" / place / "store.json").read_text())["fingerprint"]
+        for place in ("written/held-out", f"joint/held-out/{config['adapter']}")
+    )
+    assert after == config["target_fingerprint"] == f"{before}+{config['adapter']}"
 
 
 def test_modules_that_are_not_there_are_told_before_a_model_is_loaded(

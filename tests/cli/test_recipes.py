@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from medusa_cli.recipe import load_recipe
+from medusa_cli.recipe_text import load_recipe
 from medusa_cli.shelf import recipes
 from tests.cli.harness import Medusa
 

@@ -156,7 +156,7 @@ def test_a_second_signal_ends_the_run_at_once_and_what_was_saved_before_is_whole
             begun.touch()
             time.sleep(ENOUGH)
 
-        loop._take_step = stuck  # type: ignore[assignment]
+        loop.learn_batch = stuck  # type: ignore[assignment]
 
     copy = signalled(never_finish_a_step, *args(tiny, run))
     copy.wait_for(begun.exists)

@@ -21,7 +21,7 @@ from medusa_cli.data.conversations import Counts, read_conversations
 from medusa_cli.data.prompts import read_prompts
 from medusa_cli.errors import MedusaError
 from medusa_cli.formats.native import NativeFormat, write_heads
-from medusa_cli.recipe import load_recipe
+from medusa_cli.recipe_text import load_recipe
 from medusa_cli.trees.files import MAX_NODES, parse_tree, read_measured, read_tree
 from tests.tiny_heads import some_heads
 

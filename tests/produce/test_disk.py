@@ -11,7 +11,8 @@ from medusa_cli.errors import RecipeError, TrainingError
 from medusa_cli.produce import disk
 from medusa_cli.produce.folder import open_folder
 from medusa_cli.produce.stage import Stage
-from medusa_cli.recipe import Recipe, load_recipe
+from medusa_cli.recipe import Recipe
+from medusa_cli.recipe_text import load_recipe
 from medusa_cli.train.checkpoint import recipe_hash
 from medusa_cli.train.store import HiddenStore, Sample
 

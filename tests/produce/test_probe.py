@@ -15,7 +15,8 @@ from medusa_cli.recipe import Recipe, TrainSettings
 from medusa_cli.target.model import Target
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog
 from medusa_cli.train.corpus import Corpus, Examples
-from medusa_cli.train.loop import Outlets, Sets, train
+from medusa_cli.train.events import Outlets
+from medusa_cli.train.loop import Sets, train
 from medusa_cli.train.store import Sample
 from tests.tiny_models import VOCAB, counting_model, final_hidden, greedy_of, prompt_of, target_of, tiny_model
 

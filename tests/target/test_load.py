@@ -12,7 +12,8 @@ from transformers import AutoConfig, BertForMaskedLM
 
 from medusa_cli.cli.app import main
 from medusa_cli.errors import TargetError
-from medusa_cli.recipe import RecipeError, TargetSettings, load_recipe
+from medusa_cli.recipe import RecipeError, TargetSettings
+from medusa_cli.recipe_text import load_recipe
 from medusa_cli.target import attention as grouped
 from medusa_cli.target import load as load_room
 from medusa_cli.target.load import choose_device, choose_dtype, fingerprint_of, load_target, load_unchecked, make_target

@@ -14,7 +14,8 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import MissingExtra, RecipeError, TargetError
-from medusa_cli.recipe import TargetSettings, load_recipe
+from medusa_cli.recipe import TargetSettings
+from medusa_cli.recipe_text import load_recipe
 from medusa_cli.target import load as load_room
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target

@@ -11,7 +11,8 @@ from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog
 from medusa_cli.train.corpus import Corpus, Examples
-from medusa_cli.train.loop import Event, Outlets, Sets
+from medusa_cli.train.events import Event, Outlets
+from medusa_cli.train.loop import Sets
 from medusa_cli.train.store import Sample
 
 HIDDEN, VOCAB, HEADS = 16, 50, 3

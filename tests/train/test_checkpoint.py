@@ -10,7 +10,8 @@ import torch
 from medusa_cli.errors import TrainingError
 from medusa_cli.recipe import Recipe, TrainSettings
 from medusa_cli.train.checkpoint import TrainLog, recipe_hash
-from medusa_cli.train.loop import Event, train
+from medusa_cli.train.events import Event
+from medusa_cli.train.loop import train
 
 TIMES = {"examples_per_second", "seconds_left"}
 

@@ -10,11 +10,13 @@ import torch
 
 from medusa_cli.errors import RecipeError
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.recipe import Recipe, TrainSettings, load_recipe
+from medusa_cli.recipe import Recipe, TrainSettings
+from medusa_cli.recipe_text import load_recipe
 from medusa_cli.train import decodes
 from medusa_cli.train.checkpoint import learning_settings, recipe_hash
 from medusa_cli.train.decodes import Best, Decoded, Decoding
-from medusa_cli.train.loop import Event, Sets, train
+from medusa_cli.train.events import Event
+from medusa_cli.train.loop import Sets, train
 
 TIMES = {"examples_per_second", "seconds_left", "decode_seconds"}
 

@@ -16,13 +16,13 @@ from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.recipe import LoraSettings, TrainSettings
 from medusa_cli.target.adapter import LearningAdapter
 from medusa_cli.target.model import Target
-from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog
+from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog, TrainState
 from medusa_cli.train.corpus import Corpus, Examples
 from medusa_cli.train.joint import JointTexts, Learners, check_logits, train_joint
 from medusa_cli.train.joint_news import JointEvent, JointOutlets, JointSettings, heads_weight
 from medusa_cli.train.keep import keep, predictions
-from medusa_cli.train.loop import Order
 from medusa_cli.train.loss import score
+from medusa_cli.train.order import Order
 from medusa_cli.train.store import Sample
 from medusa_cli.train.texts import Texts
 from tests.tiny_models import target_of, tiny_model
@@ -85,10 +85,12 @@ class Joint:
         self.events: list[JointEvent] = []
         self.on_event: Callable[[JointEvent], None] = self.events.append
 
-    def run(self) -> JointEvent:
+    def run(self, stop_after: int | None = None) -> JointEvent:
         learners = Learners(self.target, self.adapter, self.heads)
         checkpoints = Checkpoints(self.folder, RunIdentity("recipe", "abc"))
-        outlets = JointOutlets(self.on_event, TrainLog(self.folder))
+        outlets = JointOutlets(
+            self.on_event, TrainLog(self.folder), stop_asked=lambda: self.events[-1].step == stop_after
+        )
         settings = JointSettings(self.settings, TRAIN, self.seed)
         return train_joint(learners, self.texts, settings, checkpoints, outlets)
 
@@ -191,6 +193,73 @@ def test_a_run_that_was_stopped_ends_bit_equal_to_an_unbroken_one(
     assert last.loss == [event for event in whole.events if event.kind == "eval"][-1].loss
     without_saves = [[line for line in each.log() if line["kind"] != "save"] for each in (resumed, whole)]
     assert without_saves[0] == without_saves[1]
+
+
+def test_a_run_that_is_asked_to_stop_saves_the_step_it_is_at_and_ends_bit_equal(
+    texts: JointTexts, tmp_path: Path
+) -> None:
+    whole = Joint(tmp_path / "whole", texts, lora())
+    whole.run()
+    stopped = Joint(tmp_path / "stopped", texts, lora())
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run(stop_after=3)
+    assert [(event.kind, event.step) for event in stopped.events[-2:]] == [("train", 3), ("save", 3)]
+    resumed = Joint(tmp_path / "stopped", texts, lora())
+    resumed.run()
+    assert resumed.events[0].step == 4
+    expected = whole.numbers()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.numbers().items())
+
+
+def test_a_run_that_is_asked_to_stop_at_its_last_step_has_ended(texts: JointTexts, tmp_path: Path) -> None:
+    assert Joint(tmp_path, texts, lora()).run(stop_after=4).step == 4
+
+
+def test_a_save_is_told_once_when_the_run_is_killed_before_the_news_of_it(
+    texts: JointTexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Checkpoints.save
+
+    def killed(self: Checkpoints, step: int, state: TrainState) -> Path:
+        real(self, step, state)
+        raise KeyboardInterrupt
+
+    broken = Joint(tmp_path, texts, lora())
+    with monkeypatch.context() as patched:
+        patched.setattr(Checkpoints, "save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            broken.run()
+    again = Joint(tmp_path, texts, lora())
+    again.run()
+    assert [line["step"] for line in again.log() if line["kind"] == "save"] == [2, 4]
+
+
+def test_what_the_first_stage_laid_out_changes_nothing(texts: JointTexts, tmp_path: Path) -> None:
+    plain, packed = (Joint(tmp_path / name, texts, lora()) for name in ("plain", "packed"))
+    # of a matrix that is not the target's any more
+    packed.heads.bind(torch.randn_like(packed.target.output_weight)).pack_output().bind(packed.target.output_weight)
+    for joint in (plain, packed):
+        joint.run()
+    expected = plain.numbers()
+    assert all(torch.equal(value, expected[name]) for name, value in packed.numbers().items())
+
+
+def test_samples_in_the_order_of_their_keys_are_read_as_in_any_other(texts: JointTexts) -> None:
+    corpus, every = texts.train.examples.corpus, torch.arange(int(texts.train.examples.corpus.ids_T.max()) + 1)
+    turned = Texts(Examples.of(corpus, [5, 0, 3], every, HEADS), texts.train.prompts)
+    assert turned.samples == [5, 0, 3]
+    for sample in turned.samples:
+        one, other = turned.read([sample]), texts.train.read([sample])
+        assert torch.equal(one.ids_BT, other.ids_BT)
+        assert torch.equal(one.asked_N, other.asked_N)
+        assert torch.equal(one.learnt_P, other.learnt_P)
+        places = (texts.examples.places_N[read.rows_N] for texts, read in ((turned, one), (texts.train, other)))
+        assert np.array_equal(*places)
+
+
+def test_a_sample_whose_prompt_is_not_known_is_left_out_where_others_are(texts: JointTexts) -> None:
+    some = {key: ids for key, ids in texts.train.prompts.items() if key != "text-2"}
+    assert replace(texts.train, prompts=some).samples == [0, 1, 3, 4, 5]
 
 
 def test_a_step_draws_no_random_number_that_others_miss(texts: JointTexts, tmp_path: Path) -> None:

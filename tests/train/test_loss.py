@@ -68,6 +68,16 @@ def test_a_shared_output_laid_out_for_the_cpu_teaches_the_same_and_is_not_saved(
     assert packed.state_dict().keys() == plain.state_dict().keys()
 
 
+def test_heads_bound_to_another_matrix_forget_what_was_laid_out_of_the_one_before(make_heads):
+    heads = randomise(make_heads())
+    config = heads.config
+    heads.pack_output()
+    other_VH = torch.randn(config.vocab_size, config.hidden_size, generator=torch.Generator().manual_seed(3))
+    heads.bind(other_VH, torch.zeros(config.vocab_size) if config.output_bias else None)
+    wanted = torch.nn.functional.linear(torch.ones(config.hidden_size), other_VH[heads.draft_ids])
+    torch.testing.assert_close(heads.projection(0).logits(torch.ones(1, config.hidden_size))[0], wanted)
+
+
 def test_an_output_that_learns_is_not_laid_out_anew(make_heads):
     assert make_heads(own_output=True).pack_output().packed_output is None
 

@@ -66,7 +66,8 @@ def test_a_step_taken_in_pieces_teaches_what_a_whole_one_does(make_heads, sets, 
 
 def test_memory_of_a_step_grows_with_the_piece_and_not_with_the_batch(make_heads, largest_tensor, rng):
     from medusa_cli.train.corpus import Corpus, Examples
-    from medusa_cli.train.loop import Batch, Order, learn_batch, make_optimizer
+    from medusa_cli.train.loop import Batch, learn_batch, make_optimizer
+    from medusa_cli.train.order import Order
     from medusa_cli.train.store import Sample
 
     ids = rng.integers(0, 50, 3000).tolist()

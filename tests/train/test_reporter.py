@@ -15,7 +15,8 @@ from medusa_cli.errors import MissingExtra, TrainingError
 from medusa_cli.recipe import TrainSettings
 from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.decodes import Decoded
-from medusa_cli.train.loop import Outlets, Sets, train
+from medusa_cli.train.events import Outlets
+from medusa_cli.train.loop import Sets, train
 from medusa_cli.train.reporter import WandbReporter
 
 _BLOCK, _FILE_HEADER, _HEADER = 32768, 7, 7

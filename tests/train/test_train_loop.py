@@ -10,8 +10,9 @@ import torch
 from medusa_cli.errors import TrainingError
 from medusa_cli.recipe import TrainSettings
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
-from medusa_cli.train.loop import Order, Sets, learning_rate, make_optimizer, train
+from medusa_cli.train.loop import Sets, make_optimizer, train
 from medusa_cli.train.measure import measure
+from medusa_cli.train.order import Order, learning_rate
 
 HEADS, REAL = 3, 47
 
