@@ -25,6 +25,20 @@ struct FourBits {
     static long group_bytes(long K) { return K / RUN * BYTES; }
     static long bytes_before(long k) { return k / RUN * BYTES; }  // inputs, in a group
 
+    // Those of output `o` of a group for the inputs k to `end` - 1, as numbers.
+    static inline void open(const uint8_t *group, long, int o, long k, long end, float *to) {
+        for (const uint8_t *run = group + bytes_before(k); k < end; k += RUN, run += BYTES) {
+            const float *grid = (const float *)(run + QUANTS) + o * 4;
+            Ints packed;
+            memcpy(&packed, run + o * sizeof packed, sizeof packed);
+#pragma GCC unroll 8
+            for (int part = 0; part < 8; part++, to += LANES) {
+                const Floats step = spread(grid[part / 4 * 2]), offset = spread(grid[part / 4 * 2 + 1]);
+                store(to, multiply_add(__builtin_convertvector((packed >> (4 * part)) & 15, Floats), step, offset));
+            }
+        }
+    }
+
     template <int M, int O>
     static inline void accumulate(const float *x, long X, long K, const uint8_t *group, int first, Floats *sums) {
         for (long k = 0; k < K; k += RUN, group += BYTES) {
@@ -55,6 +69,18 @@ struct EightBits {
     static const long QUANTS = GROUP * RUN, BYTES = QUANTS + GROUP * 2 * sizeof(float);
     static long group_bytes(long K) { return K / RUN * BYTES; }
     static long bytes_before(long k) { return k / RUN * BYTES; }  // inputs, in a group
+
+    static inline void open(const uint8_t *group, long, int o, long k, long end, float *to) {
+        for (const uint8_t *run = group + bytes_before(k); k < end; k += RUN, run += BYTES)
+            for (int block = 0; block < 2; block++) {
+                Ints packed;
+                memcpy(&packed, run + o * RUN + block * BLOCK, sizeof packed);
+                const Floats step = spread(((const float *)(run + QUANTS))[o * 2 + block]);
+#pragma GCC unroll 4
+                for (int part = 0; part < 4; part++, to += LANES)
+                    store(to, __builtin_convertvector((packed << (24 - 8 * part)) >> 24, Floats) * step);
+            }
+    }
 
     template <int M, int O>
     static inline void accumulate(const float *x, long X, long K, const uint8_t *group, int first, Floats *sums) {
@@ -97,6 +123,10 @@ template <class Number>
 struct Plain {
     static long group_bytes(long K) { return GROUP * K * sizeof(Number); }
     static long bytes_before(long k) { return k * sizeof(Number); }
+
+    static inline void open(const uint8_t *group, long K, int o, long k, long end, float *to) {
+        for (const Number *row = (const Number *)group + o * K; k < end; k += LANES, to += LANES) store(to, widen(row + k));
+    }
 
     template <int M, int O>
     static inline void accumulate(const float *x, long X, long K, const uint8_t *group, int first, Floats *sums) {
@@ -165,6 +195,8 @@ struct Product {
     long S, N;
 };
 
+#include "panels.h"
+
 // One stretch (from input k to `end`) of one group of outputs, for all rows.
 template <class Grid>
 static void group_stretch(const Product &p, long g, long k, long end) {
@@ -194,6 +226,7 @@ static void products(const Product &p, int thread, int threads) {
     }
 }
 
+// The share of thread `thread`, of few rows.
 static void share(int bits, const Product &p, int thread, int threads) {
     switch (bits) {
         case 4: return products<FourBits>(p, thread, threads);
@@ -203,11 +236,33 @@ static void share(int bits, const Product &p, int thread, int threads) {
     }
 }
 
-// y [M, N] = x [M, K] times the transposed weights [N, K]: `bits` tells how these are stored.
-extern "C" void multiply(int bits, const float *x, long M, long K, const void *weights, float *y, long N, int threads) {
+static void share_of_many(int bits, const Product &p, int thread, int threads) {
+    switch (bits) {
+        case 4: return many_products<FourBits>(p, thread, threads);
+        case 8: return many_products<EightBits>(p, thread, threads);
+        case 16: return many_products<Plain<uint16_t>>(p, thread, threads);
+        default: return many_products<Plain<float>>(p, thread, threads);
+    }
+}
+
+// y [M, N] = x [M, K] times the transposed weights [N, K]: `bits` tells how these are stored. Up to `few` rows the sums of a
+// row don't depend on how many there are, and beyond them neither.
+extern "C" void multiply(int bits, const float *x, long M, long K, const void *weights, float *y, long N, long few,
+                         int threads) {
     const Product p = {x, M, K, (const uint8_t *)weights, y, N, N};
 #pragma omp parallel num_threads(threads)
-    share(bits, p, omp_get_thread_num(), omp_get_num_threads());
+    (M <= few ? share : share_of_many)(bits, p, omp_get_thread_num(), omp_get_num_threads());
+}
+
+template <class Grid>
+static void write_dense(const uint8_t *weights, long N, long K, float *dense) {
+    for (long n = 0; n < N; n++)
+        Grid::open(weights + n / GROUP * Grid::group_bytes(K), K, (int)(n % GROUP), 0, K, dense + n * K);
+}
+
+// The weights [N, K] of a grid of 4 or 8 bits as floats.
+extern "C" void open_blocks(int bits, const uint8_t *stored, long N, long K, float *dense) {
+    bits == 4 ? write_dense<FourBits>(stored, N, K, dense) : write_dense<EightBits>(stored, N, K, dense);
 }
 
 // Bytes that weights [N, K] take on a grid of 4 or 8 bits.

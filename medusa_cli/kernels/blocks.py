@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from medusa_cli.kernels.native import library
@@ -20,7 +19,7 @@ from medusa_cli.kernels.packed import PackedLinear
 BLOCK = 32  # weights that share a step and an offset, in every simple GGUF format
 RUN = 64  # inputs whose weights stand together
 LANES = 8
-FEW_ROWS = 24  # beyond these the packed layer is faster (docs/log.md)
+FEW_ROWS = 24  # beyond these weights are opened once for all rows
 
 
 @dataclass(frozen=True)
@@ -40,50 +39,59 @@ def functions() -> ctypes.CDLL:
     """The functions of blocks.cpp. Raises CannotCompile where there is no compiler."""
     found = library(Path(__file__).with_name("blocks.cpp"))
     pointer, whole, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
-    found.multiply.argtypes = [number, pointer, whole, whole, pointer, pointer, whole, number]
+    found.multiply.argtypes = [number, pointer, whole, whole, pointer, pointer, whole, whole, number]
     found.multiply.restype = None
     found.stored_bytes.argtypes = [number, whole, whole]
     found.stored_bytes.restype = whole
     found.find_blocks.argtypes = [number, pointer, whole, whole, pointer, number]
+    found.open_blocks.argtypes = [number, pointer, whole, whole, pointer]
+    found.open_blocks.restype = None
     return found
 
 
 class BlockLinear(PackedLinear):
-    """A layer that reads blocks where it has few rows; no gradient, not even for the inputs, comes from it.
-
-    With many rows it is a packed layer, or a plain one where the blocks are the weight itself.
-    """
+    """A layer that reads blocks; no gradient, not even for the inputs, comes from it."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, blocks: Blocks) -> None:
-        super().__init__(weight_OI, bias_O, pack=blocks.bits != 32)
+        super().__init__(weight_OI, bias_O, pack=False)
         self.blocks = blocks
-        self.multiply = functions().multiply
+        self.functions = functions()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., I] to [..., O]."""
         # the kernel reads what a pointer points to: numbers of another kind or width lie past the end
         assert inputs.dtype == torch.float32, inputs.dtype
         assert inputs.shape[-1] == self.in_features, inputs.shape
-        num_rows = inputs.numel() // self.in_features
-        if num_rows > FEW_ROWS:
-            return super().forward(inputs) if self.packed is not None else F.linear(inputs, self.dense(), self.bias)
         inputs = inputs.contiguous()
         outputs = inputs.new_empty(*inputs.shape[:-1], self.out_features)
-        self.multiply(
+        self.functions.multiply(
             self.blocks.bits,
             inputs.data_ptr(),
-            num_rows,
+            inputs.numel() // self.in_features,
             self.in_features,
             self.blocks.stored.data_ptr(),
             outputs.data_ptr(),
             self.out_features,
+            FEW_ROWS,
             torch.get_num_threads(),
         )
         return outputs if self.bias is None else outputs.add_(self.bias)
 
     def dense(self) -> Tensor:
-        """The weight [O, I]."""
-        return self.blocks.stored if self.packed is None else super().dense()
+        """The weight [O, I]; a copy where it is stored in fewer bits, unless it is tied to the embeddings."""
+        if self.tied_to is not None:
+            return self.tied_to.detach()
+        if self.blocks.bits > 8:
+            return self.blocks.stored.float()
+        weight_OI = torch.empty(self.out_features, self.in_features)
+        self.functions.open_blocks(
+            self.blocks.bits,
+            self.blocks.stored.data_ptr(),
+            self.out_features,
+            self.in_features,
+            weight_OI.data_ptr(),
+        )
+        return weight_OI
 
 
 def find_blocks(weight_OI: Tensor) -> Blocks | None:

@@ -20,6 +20,17 @@ static inline Floats load(const float *from) {
     return lanes;
 }
 
+// Four floats from one place and four from another.
+static inline Floats load_halves(const float *low, const float *high) {
+#ifdef __FMA__
+    return (Floats)_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
+#else
+    Floats lanes;
+    memcpy(&lanes, low, sizeof lanes / 2), memcpy((char *)&lanes + sizeof lanes / 2, high, sizeof lanes / 2);
+    return lanes;
+#endif
+}
+
 static inline void store(float *to, Floats lanes) { memcpy(to, &lanes, sizeof lanes); }
 
 static inline Floats spread(float value) { return value - Floats{}; }

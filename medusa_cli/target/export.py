@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from medusa_cli.kernels import graph
 from medusa_cli.kernels.blocks import FEW_ROWS, BlockLinear
 
-MOST_TOKENS = FEW_ROWS  # nodes of all rows; beyond these the layers' other kernels are faster
+MOST_TOKENS = FEW_ROWS  # nodes of all rows; beyond these weights are better opened once for all of them
 SMALL = 8  # numbers of a tensor; the compiler writes tensors up to this size into the program
 # of the forward that is exported: any number that is neither 0 nor 1, which would be taken literally
 EXAMPLE_TOKENS = 4

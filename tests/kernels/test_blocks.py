@@ -58,6 +58,36 @@ def test_a_row_s_numbers_do_not_depend_on_the_rows_beside_it() -> None:
         assert torch.equal(layer(inputs[:num_rows]), alone[:num_rows])
 
 
+@pytest.mark.parametrize("bits", [4, 8, 16, 32])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 64), (15, 128), (16, 256), (37, 320), (70, 832)])
+def test_many_rows_give_the_plain_layer_s_numbers_whatever_fills_a_panel(
+    bits: int, num_outputs: int, num_inputs: int
+) -> None:
+    rng = torch.Generator().manual_seed(bits)
+    weight_OI = 0.05 * torch.randn(num_outputs, num_inputs, generator=rng)
+    if bits < 16:
+        kind = GGMLQuantizationType.Q4_1 if bits == 4 else GGMLQuantizationType.Q8_0
+        weight_OI = on_grid(weight_OI, kind)
+    elif bits == 16:
+        weight_OI = weight_OI.bfloat16().float()
+    layer = packed_linear(weight_OI, None, blocks=True, plain=True)
+    assert isinstance(layer, BlockLinear)
+    assert layer.blocks.bits == bits
+    assert torch.equal(layer.dense(), weight_OI)
+    # whole tiles and every rest, and more rows than are gone through at once
+    for num_rows in (*range(FEW_ROWS + 1, FEW_ROWS + 8), 191, 192, 193, 390):
+        inputs = torch.randn(num_rows, num_inputs, generator=rng)
+        torch.testing.assert_close(layer(inputs), F.linear(inputs, weight_OI), atol=2e-5, rtol=1e-5)
+
+
+def test_of_many_rows_each_has_the_numbers_it_has_among_others() -> None:
+    layer = packed_linear(weight_of(GGMLQuantizationType.Q4_1, (70, 576)), None, blocks=True)
+    inputs = torch.randn(200, 576, generator=torch.Generator().manual_seed(1))
+    whole = layer(inputs)
+    for num_rows in (FEW_ROWS + 1, 64, 193):
+        assert torch.equal(layer(inputs[:num_rows]), whole[:num_rows])
+
+
 @pytest.mark.parametrize("shape", [(128,), (1, 1, 128), (2, 3, 128), (0, 128)])
 def test_inputs_of_any_shape(shape: tuple[int, ...]) -> None:
     weight_OI = weight_of(GGMLQuantizationType.Q8_0)
