@@ -125,7 +125,9 @@ def test_a_reporter_that_can_t_start_says_what_else_there_is(monkeypatch, kind):
     def init(**_):
         raise kind("no account")
 
-    wandb = SimpleNamespace(setup=lambda _: None, init=init, Settings=SimpleNamespace, Error=ValueError)
+    wandb = SimpleNamespace(
+        setup=lambda _: None, init=init, teardown=lambda: None, Settings=SimpleNamespace, Error=ValueError
+    )
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     with pytest.raises(TrainingError, match="can't start: no account") as caught:
         WandbReporter("project", {})
