@@ -20,6 +20,7 @@ _WANTED = {
     "greater_than_equal": "must be at least {ge:g}",
     "less_than": "must be less than {lt:g}",
     "less_than_equal": "must be at most {le:g}",
+    "too_large": "is larger than what can be computed with",
     "too_short": "must hold at least {min_length}",
 }
 

@@ -22,6 +22,7 @@ def _steering(name: str) -> tuple[str, ...]:
 
 
 COLDEST = 1e-6  # logits divided by less are no numbers any more
+LARGEST = 2**63 - 1  # what 64 bits count to; float32, in which heads learn, has room for products of two such numbers
 
 
 class Settings(BaseModel):
@@ -41,6 +42,14 @@ class Settings(BaseModel):
         if isinstance(value, str) and _takes(kind, int) and "e" in value.lower():
             with suppress(ValueError):
                 return float(value)
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _can_be_computed_with(cls, value: Any) -> Any:
+        """A number that overflows where it is used is told here, by its name."""
+        if isinstance(value, int | float) and value > LARGEST:
+            raise PydanticCustomError("too_large", "larger than 64 bits count to")
         return value
 
 

@@ -63,6 +63,11 @@ def test_every_fault_is_named_at_once(file: Path) -> None:
         ("heads: {num_heads: 17}", "heads.num_heads must be at most 16, not 17"),
         ("train: {warmup_ratio: 1}", "train.warmup_ratio must be less than 1, not 1"),
         ("train: {epochs: .nan}", "train.epochs must be a finite number, not nan"),
+        ("train: {learning_rate: 1e300}", "train.learning_rate is larger than what can be computed with, not '1e300'"),
+        ("data: {max_disk_gb: 1e308}", "data.max_disk_gb is larger than what can be computed with, not '1e308'"),
+        ("lora: {keep_weight: 1e30}", "lora.keep_weight is larger than what can be computed with, not '1e30'"),
+        ("lora: {alpha: 9999999999999999999}",
+         "lora.alpha is larger than what can be computed with, not 9999999999999999999"),
         ("data: {openings: []}", "data.openings must hold at least 1, not 0"),
         # types
         ("train: 3", "train is a section, with its settings indented below it, not 3"),

@@ -5,14 +5,16 @@ written. bench.json is the report of a run that ended.
 """
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.bench.arms import Reply
@@ -23,6 +25,7 @@ from medusa_cli.errors import FormatError, MedusaError
 
 _ELSEWHERE = "name another folder with --output-dir"
 _REPLY = ("token_ids", "finish_reason", "num_steps", "kept", "num_nodes", "draft_depth", "time_split")
+_AS_REPLY = TypeAdapter(Reply)
 
 
 class BenchFolder:
@@ -41,12 +44,19 @@ class BenchFolder:
         self._found = _read(path / "run.json")
         if not self._found and any(not file.name.startswith(".") for file in path.iterdir()):
             raise MedusaError(f"{path} holds something else than a bench", _ELSEWHERE)
+        self._origin = _origin(path / "run.json", self._found) if self._found else None
         self._refuse_other("asked", self.asked)
 
     @property
     def report(self) -> dict[str, Any] | None:
-        """The report of a run that ended; None while there is more to measure."""
-        return _read(self.path / "bench.json") or None
+        """The report of a run that ended; None while there is more to measure. Raises FormatError."""
+        file = self.path / "bench.json"
+        report = _read(file) or None
+        if report and not (isinstance(report.get("arms"), dict) and isinstance(report.get("verdict"), str)):
+            raise FormatError(
+                f"{file} is no report of a bench", "delete it: the same command makes it anew of the replies kept here"
+            )
+        return report
 
     @contextmanager
     def to_itself(self) -> Iterator[None]:
@@ -67,9 +77,9 @@ class BenchFolder:
         Raises MedusaError when a part was measured otherwise: seconds of two machines don't go into one figure.
         """
         where = json.loads(json.dumps({**on, "machine": origin.machine, "versions": origin.versions}))
-        if self._found:
+        if self._origin is not None:
             self._refuse_other("on", where)
-            return Origin(**self._found["origin"])
+            return self._origin
         mark = {"asked": self.asked, "on": where, "origin": asdict(origin)}
         self._write("run.json", mark)
         return origin
@@ -95,27 +105,29 @@ class BenchFolder:
 
 
 class KeptTrials:
-    """The batches of trials.jsonl. Raises FormatError for a line that is no batch of these prompts.
+    """The batches of trials.jsonl. Raises FormatError for a line that is no batch of these prompts and arms.
 
     A last line that a kill cut off is dropped: that batch runs again, on every arm.
     """
 
-    def __init__(self, folder: Path, prompts: Sequence[BenchPrompt]) -> None:
+    def __init__(self, folder: Path, prompts: Sequence[BenchPrompt], arms: Iterable[str]) -> None:
         self._file = folder / "trials.jsonl"
         self._held: dict[tuple[int, int], list[Trial]] = {}
         if not self._file.exists():
             return
         content = self._file.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
-        by_id = {prompt.id: prompt for prompt in prompts}
+        by_id, wanted = {prompt.id: prompt for prompt in prompts}, set(arms)
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
                 batch = json.loads(line)
                 trials = [_trial(one, batch["repeat"], by_id) for one in batch["trials"]]
+                if {trial.arm for trial in trials} != wanted:
+                    raise ValueError(f"not every arm of {', '.join(sorted(wanted))}, or another one")
                 self._held[batch["repeat"], batch["batch"]] = trials
-            except (ValueError, TypeError, KeyError, IndexError) as error:
+            except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
                 raise FormatError(
-                    f"{self._file}, line {number} is no batch of this bench ({error})",
+                    f"{self._file}, line {number} is no batch of this bench ({_in_a_line(error)})",
                     "delete that line, and the same command measures the batch again",
                 ) from error
         if len(whole) < len(content):
@@ -155,8 +167,29 @@ def _row(trial: Trial) -> dict[str, Any]:
 
 def _trial(row: Mapping[str, Any], repeat: int, prompts: Mapping[str, BenchPrompt]) -> Trial:
     """The trial that `_row` wrote. Raises one of the errors that `KeptTrials` catches."""
-    reply = Reply(**{name: row[name] for name in _REPLY})
-    return Trial(row["arm"], prompts[row["prompt"]], repeat, reply, float(row["duration"]), float(row["share"]))
+    reply = _AS_REPLY.validate_python({name: row[name] for name in _REPLY})
+    duration, share = float(row["duration"]), float(row["share"])
+    seconds = (duration, share, *reply.time_split.values())
+    if not all(math.isfinite(each) and each >= 0 for each in seconds):
+        raise ValueError("seconds that no clock shows")
+    return Trial(row["arm"], prompts[row["prompt"]], repeat, reply, duration, share)
+
+
+def _origin(file: Path, mark: Mapping[str, Any]) -> Origin:
+    """The origin that run.json holds. Raises FormatError when it isn't what `claim` writes."""
+    try:
+        if not all(isinstance(mark[part], dict) for part in ("asked", "on", "origin")):
+            raise ValueError("asked, on or origin is no JSON object")
+        return TypeAdapter(Origin).validate_python(mark["origin"])
+    except (KeyError, ValueError) as error:
+        raise FormatError(f"{file} is no mark of a bench ({_in_a_line(error)})", _ELSEWHERE) from error
+
+
+def _in_a_line(error: Exception) -> str:
+    """What is wrong, without the lines of advice that a validator adds."""
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:3])
+    return " ".join(str(error).split())
 
 
 def _read(file: Path) -> dict[str, Any]:

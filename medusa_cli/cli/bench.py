@@ -227,7 +227,7 @@ def measure(
     memory = None
     if folder:
         origin = folder.claim({**asdict(bench.setup), "fingerprint": bench.fingerprint}, origin)
-        memory = KeptTrials(folder.path, rows)
+        memory = KeptTrials(folder.path, rows, [arm.name for arm in bench.arms])
     plan = Plan(asked.num_warmups, asked.repeats, bench.stop, asked.batch_size)
     replies = (min(asked.num_warmups, len(rows)) + asked.repeats * len(rows)) * len(bench.arms)
     with console.progress("bench", replies, memory.num_replies if memory else 0) as bar:

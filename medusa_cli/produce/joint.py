@@ -209,7 +209,9 @@ def _check_mark(lora: LoraSettings, folder: Path) -> None:
         return
     try:
         found: Mapping[str, Any] = json.loads(mark.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
         raise TrainingError(f"{mark} can't be read: {error}", f"delete {mark.parent} to adapt anew") from error
     wanted = _learning(lora)
     differing = [name for name in wanted if found.get(name, wanted[name]) != wanted[name]]

@@ -80,9 +80,10 @@ def adapter_fingerprint(folder: Path) -> str:
         settings: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         with (folder / WEIGHTS).open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256")
-    except (OSError, ValueError) as error:
+        kept = {name: sorted(value) if isinstance(value, list) else value for name, value in settings.items()}
+    # a list has no items, and one of numbers and words no order
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise FormatError(f"the adapter in {folder} can't be read: {error}", "copy the folder again") from error
-    kept = {name: sorted(value) if isinstance(value, list) else value for name, value in settings.items()}
     learnt = {name: value for name, value in kept.items() if name not in _NOT_LEARNT}
     digest.update(json.dumps(learnt, sort_keys=True).encode())
     return digest.hexdigest()[:16]

@@ -33,7 +33,7 @@ def _measure(folder: Path, stop_after: int | None = None, repeats: int = 2) -> t
 
     arms = [FakeArm(name, clock, answer, seconds, calls) for name, seconds in (("medusa", 1.0), ("greedy", 2.0))]
     rows = prompts(3)
-    memory = KeptTrials(folder, rows)
+    memory = KeptTrials(folder, rows, [arm.name for arm in arms])
     try:
         trials = run_bench(arms, rows, plan(1, repeats), clock, lambda done, total: None, memory)
     except Stopped:
@@ -79,13 +79,70 @@ def test_a_line_that_a_kill_cut_off_is_measured_again(tmp_path: Path) -> None:
         b'{"repeat": 0}',
         b'{"repeat": 0, "batch": 0, "trials": [{"arm": "a", "prompt": "nobody"}]}',
         b"\xff",
+        b"[" * 100_000,
     ],
 )
 def test_a_line_that_is_no_batch_is_named(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "trials.jsonl").write_bytes(line + b"\n")
     with pytest.raises(FormatError, match="line 1 is no batch") as caught:
-        KeptTrials(tmp_path, prompts(1))
+        KeptTrials(tmp_path, prompts(1), [])
     assert "delete that line" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arm": "another"},
+        {"token_ids": None},
+        {"token_ids": ["w"]},
+        {"kept": None},
+        {"num_steps": "many"},
+        {"time_split": None},
+        {"duration": float("nan")},
+        {"share": -1.0},
+        {"time_split": {"draft": float("inf")}},
+    ],
+)
+def test_a_reply_that_was_spoilt_is_told_in_one_line_and_stays(tmp_path: Path, change: dict[str, object]) -> None:
+    _measure(tmp_path)
+    file = tmp_path / "trials.jsonl"
+    first, *rest = file.read_text().splitlines()
+    batch = json.loads(first)
+    batch["trials"][0].update(change)
+    file.write_text("\n".join([json.dumps(batch), *rest]) + "\n")
+    spoilt = file.read_bytes()
+    with pytest.raises(FormatError, match="line 1 is no batch") as caught:
+        _measure(tmp_path)
+    assert "\n" not in caught.value.message
+    assert file.read_bytes() == spoilt
+
+
+def test_a_batch_that_lacks_an_arm_is_told(tmp_path: Path) -> None:
+    _measure(tmp_path)
+    (tmp_path / "trials.jsonl").write_text('{"repeat": 0, "batch": 0, "trials": []}\n')
+    with pytest.raises(FormatError, match="not every arm of greedy, medusa"):
+        _measure(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change", [{"asked": None}, {"asked": []}, {"on": None}, {"origin": None}, {"origin": {}}, {"origin": {"date": 3}}]
+)
+def test_a_mark_that_was_spoilt_is_told_in_one_line(tmp_path: Path, change: dict[str, object]) -> None:
+    _claimed(tmp_path)
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(FormatError, match="is no mark of a bench") as caught:
+        BenchFolder(tmp_path, ASKED)
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("report", [{"a": 1}, {"arms": []}, {"arms": {}, "verdict": None}])
+def test_a_report_that_was_spoilt_is_told(tmp_path: Path, report: dict[str, object]) -> None:
+    folder = _claimed(tmp_path)
+    folder.finish(report)
+    with pytest.raises(FormatError, match="is no report of a bench") as caught:
+        assert folder.report
+    assert "delete it" in caught.value.hint
 
 
 def test_a_disk_that_is_full_leaves_the_whole_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +216,8 @@ def test_two_runs_at_once_don_t_share_a_folder(tmp_path: Path) -> None:
 def test_the_report_of_a_run_that_ended_is_found(tmp_path: Path) -> None:
     folder = _claimed(tmp_path / "b")
     assert folder.report is None
-    folder.finish({"arms": {}})
-    assert BenchFolder(tmp_path / "b", ASKED).report == {"arms": {}}
+    folder.finish({"arms": {}, "verdict": "fine"})
+    assert BenchFolder(tmp_path / "b", ASKED).report == {"arms": {}, "verdict": "fine"}
     (tmp_path / "b" / "bench.json").write_text("{")
     with pytest.raises(FormatError, match="bench.json can't be read"):
         assert folder.report

@@ -14,8 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli import assemble
 from medusa_cli.cli import train_heads
+from medusa_cli.errors import TrainingError
 from medusa_cli.produce import heads as heads_module
 from medusa_cli.produce import joint as joint_module
+from medusa_cli.recipe import Recipe
 from medusa_cli.train.joint_news import JointEvent
 from medusa_cli.train.store import HiddenStore, Sample
 from tests.cli.harness import Done, Medusa, run_here, train_args
@@ -326,6 +328,16 @@ def test_modules_that_are_not_there_are_told_before_a_model_is_loaded(
     refused = train("lora.target_modules=[q_prj]")
     assert refused.code == 1
     assert "lora.target_modules: this model has no q_prj: did you mean q_proj?" in refused.err
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "[" * 100_000, "{"])
+def test_settings_of_the_stage_that_were_spoilt_are_told(tiny: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "joint" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "joint" / "checkpoints" / "step-00000001.pt").write_bytes(b"a state")
+    (tmp_path / "joint" / "settings.json").write_text(content)
+    recipe = Recipe.model_validate({"target": {"model": str(tiny)}, "lora": {}})
+    with pytest.raises(TrainingError, match=r"settings\.json can't be read"):
+        joint_module.check_joint(recipe, tmp_path)
 
 
 def test_a_plan_tells_of_the_adapter(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:

@@ -231,8 +231,29 @@ def spoil(saved: StoredAdapter) -> None:
     (saved.folder / "adapter_config.json").write_text("{")
 
 
+def list_it(saved: StoredAdapter) -> None:
+    (saved.folder / "adapter_config.json").write_text("[]")
+
+
+def nest(saved: StoredAdapter) -> None:
+    (saved.folder / "adapter_config.json").write_text("[" * 100_000)
+
+
+def mix(saved: StoredAdapter) -> None:
+    (saved.folder / "adapter_config.json").write_text('{"target_modules": [1, "q_proj", null]}')
+
+
 @pytest.mark.parametrize(
-    ("change", "words"), [(drop, "lacks"), (scale, "another adapter"), (damage, "another adapter"), (spoil, "can't be")]
+    ("change", "words"),
+    [
+        (drop, "lacks"),
+        (scale, "another adapter"),
+        (damage, "another adapter"),
+        (spoil, "can't be"),
+        (list_it, "can't be"),
+        (nest, "can't be"),
+        (mix, "can't be"),
+    ],
 )
 def test_an_adapter_that_is_missing_or_another_is_refused(
     saved: StoredAdapter, change: Callable[[StoredAdapter], None], words: str
