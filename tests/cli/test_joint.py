@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli import assemble
-from medusa_cli.cli import train_heads
+from medusa_cli.cli import watch
 from medusa_cli.produce import heads as heads_module
 from medusa_cli.produce import joint as joint_module
 from medusa_cli.train.joint_news import JointEvent
@@ -212,7 +212,7 @@ def at_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
         if (event.kind, event.step) == ("train", 6):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(train_heads._Watch, "on_joint", on_joint)
+    monkeypatch.setattr(watch.Watch, "on_joint", on_joint)
 
 
 def between_adapter_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +266,7 @@ def test_a_signal_lets_the_step_of_heads_and_adapter_end_and_saves_it(
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(train_heads._Watch, "on_joint", on_joint)
+        patched.setattr(watch.Watch, "on_joint", on_joint)
         stopped = medusa(*args)
     assert stopped.code == 128 + signal.SIGTERM
     assert "--resume-from-checkpoint" in stopped.err
