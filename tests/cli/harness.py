@@ -82,6 +82,12 @@ def start(*args: object, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+def in_two_lines(said: str) -> bool:
+    """Whether one error and one hint were told, and no traceback."""
+    starts = [line.partition(" ")[0] or line[:6] for line in said.splitlines()]
+    return starts.count("error:") == starts.count(" hint:") == 1 and "Traceback" not in said
+
+
 def kill_group(process: subprocess.Popen[str]) -> None:
     """End a process and all it started."""
     with contextlib.suppress(ProcessLookupError):
