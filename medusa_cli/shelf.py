@@ -30,7 +30,7 @@ class Header:
 def recipes(package: Path = PACKAGE) -> Mapping[str, Path]:
     """Name -> file, sorted: those inside an installed package, or in the folder beside it in a clone."""
     for folder in (package / "recipes", package.parent / "recipes"):
-        if found := sorted(folder.glob("*.yaml")):
+        if found := sorted(folder.glob("*.yaml"), key=lambda file: file.stem):
             return {file.stem: file for file in found}
     return {}
 

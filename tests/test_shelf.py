@@ -87,4 +87,4 @@ def test_each_recipe_loads_and_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_says_nothing_twice(name: str) -> None:
     settings = yaml.safe_load(recipes()[name].read_text())
-    assert set(settings) <= {"target", "heads", "data", "train", "tree", "seed", "output_dir"}
+    assert set(settings) <= {"target", "heads", "data", "train", "tree", "lora", "seed", "output_dir"}

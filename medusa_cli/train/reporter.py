@@ -22,6 +22,7 @@ class WandbReporter:
             wandb.setup(settings)
             self._run = wandb.init(project=project, config=dict(config), settings=settings)
         except (wandb.Error, OSError) as error:
+            wandb.teardown()  # what it read from the environment would stay for the next run of this process
             raise TrainingError(
                 f"Weights & Biases can't start: {error}",
                 "log in with `wandb login`, set WANDB_MODE=offline, or leave out --report-to",

@@ -64,7 +64,7 @@ class Joint:
         learners = Learners(self.target, self.adapter, self.heads)
         checkpoints = Checkpoints(self.folder, RunIdentity("recipe", "abc"))
         outlets = JointOutlets(
-            self.on_event, TrainLog(self.folder), stop_asked=lambda: self.events[-1].step == stop_after
+            self.on_event, TrainLog(self.folder), stop_asked=lambda: stop_after in {event.step for event in self.events}
         )
         settings = JointSettings(self.settings, TRAIN, self.seed)
         return train_joint(learners, self.texts, settings, checkpoints, outlets)
