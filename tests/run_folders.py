@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-TIMES = {"examples_per_second", "seconds_left", "speedup", "decode_seconds"}
+CLOCKS = {"examples_per_second", "texts_per_second", "seconds_left", "decode_seconds"}
 STATES = 2e-3  # how far float16 states may lie apart where rows are rounded beside others
 
 
@@ -86,9 +86,14 @@ def _without(*names: str) -> Callable[[Path], object]:
     return lambda file: {name: value for name, value in json.loads(file.read_text()).items() if name not in names}
 
 
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of train.jsonl, without what a clock says."""
+    lines = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
+
+
 def _log(file: Path) -> object:
-    lines = [json.loads(line) for line in file.read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+    return [{name: value for name, value in line.items() if name != "speedup"} for line in log_of(file.parent)]
 
 
 def _card(file: Path) -> object:

@@ -31,7 +31,7 @@ from pathlib import Path
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
-from tests.cli.harness import LAYOUTS, make_model, rows_of, run_here, train_args
+from tests.cli.harness import LAYOUTS, in_two_lines, make_model, rows_of, run_here, train_args
 from tests.deaths import Death, Ended, Site, Watched, at_byte, at_line, at_time, attempt, shown, when_full
 from tests.run_folders import differences
 
@@ -77,12 +77,6 @@ class Tally:
     def total(self) -> int:
         """Kills; a full disk kills nobody."""
         return sum(count for kind, count in self.kills.items() if kind != "full")
-
-
-def in_two_lines(said: str) -> bool:
-    """Whether one error and one hint were told, and no traceback."""
-    starts = [line.partition(" ")[0] or line[:6] for line in said.splitlines()]
-    return starts.count("error:") == starts.count(" hint:") == 1 and "Traceback" not in said
 
 
 class Soak:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests import soak
-from tests.cli.harness import make_model
+from tests.cli.harness import in_two_lines, make_model
 from tests.deaths import at_line
 from tests.run_folders import differences
 
@@ -70,5 +70,5 @@ def test_a_refused_run_must_say_so_in_two_lines(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(soak, "attempt", lambda *_: next(answers))
     assert len(one.run([soak.when_full(9)])) == 1
     assert "the last start ended with 1: error: full" in tally.faults[0]
-    assert soak.in_two_lines("step 3\nerror: can't write: I/O error: full\n hint: free some space\n")
-    assert not soak.in_two_lines("error: full\nerror: full\n hint: free some space\n")
+    assert in_two_lines("step 3\nerror: can't write: I/O error: full\n hint: free some space\n")
+    assert not in_two_lines("error: full\nerror: full\n hint: free some space\n")

@@ -12,6 +12,7 @@ from medusa_cli.bench.arms import PARTS
 from medusa_cli.bench.compare import AS_STORED, Comparison, dtype_of
 from medusa_cli.bench.run import Trial
 from medusa_cli.bench.verdict import verdict_in_words
+from medusa_cli.markdown import table_of
 
 _SHARES = 3
 _Key = TypeVar("_Key", bound=Hashable)
@@ -247,5 +248,4 @@ def _ratio(above: float | None, below: float | None) -> float | None:
 
 def markdown(table: Table) -> str:
     """The table as Markdown."""
-    lines = [table.headers, ["---"] * len(table.headers), *table.rows]
-    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)
+    return table_of(table.headers, table.rows)

@@ -122,12 +122,16 @@ def read_result(file: Path) -> Result:
     except OSError as error:
         raise FormatError(f"can't read {file}: {error.strerror}", _HINT) from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        fault = f"{place}: {first['msg']}" if place else first["msg"]
-        raise FormatError(f"{file} is no result of medusa bench: {fault}", _HINT) from error
+        raise FormatError(f"{file} is no result of medusa bench: {first_fault(error)}", _HINT) from error
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{file} is no JSON: {error}", _HINT) from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """What is wrong first, and where."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from medusa_cli.atomic import write_atomically
 from medusa_cli.bench.contexts import costs_by_context
 from medusa_cli.bench.origin import origin_here
 from medusa_cli.bench.report import Table, markdown
+from medusa_cli.bench.results import first_fault
 from medusa_cli.errors import FormatError, MedusaError, TargetError
 from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.recipe import TargetSettings
@@ -235,10 +236,8 @@ def read_document(file: Path) -> Document:
     try:
         return Document.model_validate_json(file.read_text(encoding="utf-8"))
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
         raise FormatError(
-            f"{file} is no measurement of a shape: {place}: {first['msg']}", f"{PROGRAM} --output-json writes one"
+            f"{file} is no measurement of a shape: {first_fault(error)}", f"{PROGRAM} --output-json writes one"
         ) from error
 
 

@@ -67,11 +67,9 @@ def check_states(stage: Stage, store: Path, tokens: int) -> None:
 def check_answers(stage: Stage, wanted: int) -> None:
     """As `check_states`, before a prompt is written or a server asked: every answer may be as long as is allowed."""
     store = stage.folder / ("read" if stage.recipe.data.server else "answers")
-    index = store / "samples.jsonl"
-    stored = index.read_bytes().count(b"\n") if index.is_file() else 0
     # of its own answer the target keeps the states alone that decided it; other answers are read with their prompts
     longest = stage.longest_text if stage.recipe.data.server else stage.answer_tokens + 1
-    check_states(stage, store, max(0, wanted - stored) * longest)
+    check_states(stage, store, max(0, wanted - stored_samples(store)) * longest)
 
 
 def check_training(heads: nn.Module, folder: Path) -> None:
@@ -89,6 +87,16 @@ def check_training(heads: nn.Module, folder: Path) -> None:
 def bytes_a_token(stage: Stage) -> int:
     """Bytes that a token takes in a store."""
     return sum(bytes_per_place(stage.target.hidden_size).values())
+
+
+def stored_samples(store: Path) -> int:
+    """Whole samples that are there."""
+    return count_lines(store / "samples.jsonl")
+
+
+def count_lines(file: Path) -> int:
+    """Whole lines of a file; 0 when it is not there."""
+    return file.read_bytes().count(b"\n") if file.is_file() else 0
 
 
 def stored_bytes(store: Path) -> int:

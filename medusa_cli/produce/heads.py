@@ -31,7 +31,7 @@ from medusa_cli.produce.disk import check_training
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
 from medusa_cli.produce.gather import gather, own_words, prompts_of
-from medusa_cli.produce.joint import Adaptation, adapt, measured_alone, nothing
+from medusa_cli.produce.joint import Adaptation, adapt
 from medusa_cli.produce.probe import Probe, choose_prompts
 from medusa_cli.produce.stage import OnProgress, Stage
 from medusa_cli.produce.together import Task, call
@@ -51,7 +51,7 @@ from medusa_cli.train.parallel import ALONE, Group
 class Hooks:
     """How a run is watched: the data stage's progress, the trainings' events, sentences and those that warn.
 
-    draw   makes a picture of how the heads learnt, and says whether it could
+    draw         makes a picture of how the heads learnt, and says whether it could
     stop_asked   whether the user wants the run to stop; training looks after each step, and saves before it stops
     between      what is entered where `stop_asked` is looked at, so that an interrupt needn't cut a step in two
     """
@@ -64,7 +64,7 @@ class Hooks:
     draw: Callable[[Curves, Path], bool] = lambda curves, file: False
     stop_asked: Callable[[], bool] = bool
     between: Callable[[], AbstractContextManager[None]] = nullcontext
-    on_joint: Callable[[JointEvent], None] = nothing
+    on_joint: Callable[[JointEvent], None] = lambda event: None
 
 
 @dataclass(frozen=True)
@@ -106,27 +106,20 @@ class Material:
 
 
 def make_heads(
-    recipe: Recipe,
-    target: Target,
-    folder: RunFolder,
-    hooks: Hooks,
-    command: str,
-    source: MedusaHeads | None,
-    group: Group = ALONE,
+    target: Target, folder: RunFolder, hooks: Hooks, command: str, source: MedusaHeads | None, group: Group = ALONE
 ) -> Made:
-    """The whole path. Raises the errors of its stages; what is finished stays, and the same call goes on from it.
+    """The whole path of the folder's recipe; what is finished stays, and the same call goes on from it.
 
     command   the command line, for the model card
     source    heads to go on from: `source_of`
     group     the processes that train them; this one leads, and the others are in `together.answer_call`
+
+    Raises the errors of its stages.
     """
+    recipe = folder.recipe
     folder.claim(target.fingerprint)
     material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks, folder.by_keys)
-    heads = fresh_heads(recipe, target, _draft_ids(recipe, target, material, source))
-    if source is not None:
-        found = take_over(heads, source)
-        untrained = f"; untrained: {', '.join(found.new)}" if found.new else ""
-        hooks.say(f"going on from {recipe.heads.start_from}: {', '.join(found.taken)}{untrained}")
+    heads = _first_heads(recipe, target, material, source, hooks.say)
     sets = _examples(material, heads)
     hooks.say(
         f"{len(sets.train):,} places to learn from, {len(sets.held_out):,} held out; the draft vocabulary of "
@@ -145,11 +138,8 @@ def make_heads(
     hooks.say(f"training: {curves.account()}")
     adapted = None
     if recipe.lora is not None:
-        alone = measured_alone(recipe, heads, sets.held_out)
         adapted = adapt(
-            Adaptation(
-                recipe, recipe.lora, target, folder.path, hooks, material, heads, sets.train, alone, steps=last.step
-            )
+            Adaptation(recipe, recipe.lora, target, folder.path, hooks, material, heads, sets, steps=last.step)
         )
         target, sets = adapted.target, replace(sets, held_out=adapted.held_out)
     _refuse_overflow(heads, recipe.heads.stored)
@@ -160,8 +150,7 @@ def make_heads(
     fitted = fit(recipe, target, folder.path, heads, sets.held_out)
     moved = adapted.account(fitted.measurement) if adapted else None
     provenance = replace(_provenance(recipe, target, material, command), adapter=moved)
-    shape = fitted.shape.spec if fitted.shape else None
-    tree = FittedTree(fitted.tree.paths(), shape, fitted.choice.expected_tokens)
+    tree = FittedTree(fitted.tree.paths(), fitted.shape.spec if fitted.shape else None, fitted.choice.expected_tokens)
     training = as_markdown(curves, drawn=hooks.draw(curves, folder.path / PICTURE))
     write_card(folder.path, provenance, fitted.measurement.accuracy, tree, training)
     return Made(folder.path, fitted, material.counts, material.answers, moved)
@@ -219,6 +208,18 @@ def source_of(recipe: Recipe) -> MedusaHeads | None:
     """The heads the recipe goes on from, if any; needs no model. Raises FormatError when they aren't there."""
     folder = find_heads(recipe.heads.start_from, recipe.target.model) if recipe.heads.start_from else None
     return NativeFormat().read(folder) if folder else None
+
+
+def _first_heads(
+    recipe: Recipe, target: Target, material: Material, source: MedusaHeads | None, say: Callable[[str], None]
+) -> MedusaHeads:
+    """The heads as their training begins, with what those to go on from have learnt."""
+    heads = fresh_heads(recipe, target, _draft_ids(recipe, target, material, source))
+    if source is not None:
+        found = take_over(heads, source)
+        untrained = f"; untrained: {', '.join(found.new)}" if found.new else ""
+        say(f"going on from {recipe.heads.start_from}: {', '.join(found.taken)}{untrained}")
+    return heads
 
 
 def _draft_ids(recipe: Recipe, target: Target, material: Material, source: MedusaHeads | None) -> Tensor:

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import RecipeError, TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.produce.fit import NUM_RANKS, SOURCE
 from medusa_cli.produce.gather import own_words
+from medusa_cli.produce.memory import meta_model
 from medusa_cli.produce.stage import Stage
 from medusa_cli.recipe import LoraSettings, Recipe
 from medusa_cli.target.adapter import FOLDER, LearningAdapter, StoredAdapter, adaptable, joined
@@ -34,8 +34,9 @@ from medusa_cli.target.sources import find_source
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog, recipe_hash
 from medusa_cli.train.corpus import Examples
 from medusa_cli.train.joint import JointTexts, Learners, train_joint
-from medusa_cli.train.joint_news import JointEvent, JointOutlets, JointSettings
+from medusa_cli.train.joint_news import JointOutlets, JointSettings
 from medusa_cli.train.keep import Predictions, predictions
+from medusa_cli.train.loop import Sets
 from medusa_cli.train.measure import Measurement, fit_tree_joint, measure
 from medusa_cli.train.texts import Texts
 
@@ -52,7 +53,7 @@ _FREE = {"gradient_checkpointing"}
 class Adaptation:
     """What the second stage works with: the run, its target, and heads that have learnt alone in `steps` steps.
 
-    alone   what was measured of these heads on the target's own held-out words
+    sets   what they learnt from, and the target's own held-out words
     """
 
     recipe: Recipe
@@ -62,8 +63,7 @@ class Adaptation:
     hooks: "Hooks"
     material: "Material"
     heads: MedusaHeads
-    train: Examples
-    alone: Measurement
+    sets: Sets
     steps: int
 
     @property
@@ -71,13 +71,14 @@ class Adaptation:
         """The samples as whole texts."""
         corpus, prompts = self.material.corpus, self.material.prompts
         held_out = Examples.of(corpus, self.material.held_out, self.heads.draft_ids, self.heads.config.num_heads)
-        return JointTexts(Texts(self.train, prompts), Texts(held_out, prompts))
+        return JointTexts(Texts(self.sets.train, prompts), Texts(held_out, prompts))
 
 
 @dataclass(frozen=True)
 class Adapted:
     """What the second stage leaves: the adapted target as it decodes, and its own words to measure the heads on.
 
+    alone           what the heads were worth when they had learnt alone
     before, after   what the target said of the held-out texts, and what it says now
     """
 
@@ -103,19 +104,13 @@ class Adapted:
         }
 
 
-def measured_alone(recipe: Recipe, heads: MedusaHeads, held_out: Examples) -> Measurement:
-    """What heads that have learnt alone are worth."""
-    num_ranks = min(NUM_RANKS, heads.config.draft_vocab)
-    return measure(heads, held_out, num_ranks=num_ranks, chunk=recipe.train.loss_chunk, source=SOURCE)
-
-
 def adapt(task: Adaptation) -> Adapted:
     """Train heads (in place) and adapter together, write the adapter, and load the target with it merged.
 
     Raises the errors of training; what is finished stays, and the same call goes on from it.
     """
     recipe, lora, target = task.recipe, task.lora, task.target
-    texts, say = task.texts, task.hooks.say
+    texts, say, alone = task.texts, task.hooks.say, _measured_alone(task)
     mark_joint(lora, task.folder)
     before = _predictions(task, target)
     learner = _with_plain_layers(recipe, target)
@@ -151,7 +146,7 @@ def adapt(task: Adaptation) -> Adapted:
     task.heads.config = task.heads.config.model_copy(update=own)
     say("the adapted model answers the held-out prompts: the heads are measured on its own words")
     after = _predictions(task, adapted)
-    return Adapted(adapted, _own_words(task, adapted, fingerprint), task.alone, before, after, parameters)
+    return Adapted(adapted, _own_words(task, adapted, fingerprint), alone, before, after, parameters)
 
 
 def check_joint(recipe: Recipe, folder: Path) -> None:
@@ -176,12 +171,6 @@ def check_joint(recipe: Recipe, folder: Path) -> None:
         )
     adaptable(meta_model(config), lora.target_modules)
     _check_mark(lora, folder)
-
-
-def meta_model(config: Any) -> Any:
-    """The model of this config without numbers."""
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
 
 
 def mark_joint(lora: LoraSettings, folder: Path) -> None:
@@ -227,6 +216,12 @@ def _learning(lora: LoraSettings) -> dict[str, Any]:
     return lora.model_dump(mode="json", exclude=_FREE)
 
 
+def _measured_alone(task: Adaptation) -> Measurement:
+    """What the heads are worth before they learn with the adapter."""
+    num_ranks, chunk = min(NUM_RANKS, task.heads.config.draft_vocab), task.recipe.train.loss_chunk
+    return measure(task.heads, task.sets.held_out, num_ranks=num_ranks, chunk=chunk, source=SOURCE)
+
+
 def _with_plain_layers(recipe: Recipe, target: Target) -> Target:
     """The target itself, or a copy where its layers are laid out for decoding: gradients don't go through these."""
     if target.identity.runner == "eager":
@@ -255,7 +250,3 @@ def _tokens(measured: Measurement) -> float:
     """Tokens a step of the best tree of TREE_NODES nodes, the bonus token included."""
     paths: Sequence[Sequence[int]] = fit_tree_joint(measured.paths, TREE_NODES)
     return 1 + sum(measured.paths.probability(tuple(path)) for path in paths)
-
-
-def nothing(event: JointEvent) -> None:
-    """For who doesn't watch."""

@@ -7,10 +7,10 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from medusa_cli.produce.memory import FLOAT
 from medusa_cli.recipe import LoraSettings, Recipe
 from medusa_cli.target.adapter import adaptable, count_parameters
 
-BYTES_A_NUMBER = 4
 # weights, gradients and AdamW's two moments
 COPIES = 4
 # the target's own reading, the adapted one, and the way back, which costs two; one more with each layer computed twice
@@ -30,23 +30,25 @@ class JointPlan:
 
 
 def joint_plan(
-    recipe: Recipe, lora: LoraSettings, config: Any, model: Any, weights: int, head_parameters: int, *, copied: bool
+    recipe: Recipe, lora: LoraSettings, model: Any, *, weights: int, head_parameters: int, copied: bool
 ) -> JointPlan:
     """The stage of this recipe. Raises RecipeError for modules that the model doesn't have.
 
-    model   without numbers; weights: bytes of one copy
-    copied  the target's own layers are laid out for decoding, and a copy with plain ones learns beside it
+    model            the target's, without numbers
+    weights          bytes of one copy of them
+    head_parameters  numbers of the heads
+    copied           the target's own layers are laid out for decoding, and a copy with plain ones learns beside it
     """
     layers = adaptable(model, lora.target_modules)
     parameters = count_parameters(layers, lora.rank)
     steps = math.ceil(lora.epochs * recipe.data.num_samples * (1 - recipe.data.held_out) / lora.batch_size)
-    learnt = COPIES * BYTES_A_NUMBER * (parameters + head_parameters)
+    learnt = COPIES * FLOAT * (parameters + head_parameters)
     return JointPlan(
         steps_at_most=min(steps, lora.max_steps or steps),
         layers=len(layers),
         parameters=parameters,
         # the adapted target is loaded beside the other at the end
-        memory=max((1 + copied) * weights + learnt + _held(recipe, lora, config, layers), 2 * weights),
+        memory=max((1 + copied) * weights + learnt + _held(recipe, lora, model.config, layers), 2 * weights),
     )
 
 
@@ -65,4 +67,4 @@ def _held(recipe: Recipe, lora: LoraSettings, config: Any, layers: dict[str, nn.
     if lora.gradient_checkpointing:
         inputs = inputs // text.num_hidden_layers + text.num_hidden_layers * text.hidden_size
     places = LOGITS_HELD * recipe.train.loss_chunk * text.vocab_size
-    return BYTES_A_NUMBER * (2 * tokens * inputs + places)
+    return FLOAT * (2 * tokens * inputs + places)

@@ -9,9 +9,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from medusa_cli.decode.room import free_bytes
+from medusa_cli.errors import TargetError
+from medusa_cli.kernels.packed import can_pack
 from medusa_cli.recipe import Recipe
+from medusa_cli.target.load import choose_device, choose_dtype
 
-FLOAT = 4
+FLOAT = 4  # bytes of a float32
 # while heads learn: weights, gradients and two moments; a checkpoint is put together in memory without the gradients
 TRAINED_COPIES, SAVED_COPIES = 4, 3
 # [places, heads, hidden] while a piece of a step is learnt from: sums of both inputs, their sum, its SiLU, the blocks,
@@ -21,6 +25,36 @@ FIRST_LAYER, FURTHER_LAYER = 8, 4
 LOGITS = 3
 # NF4: half a byte, and a float32 for each block of 64
 BYTES_IN_4_BITS = 0.5 + 4 / 64
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a run needs at most, about: the weights as they are held, and what the long stages add to them.
+
+    The mapped file of hidden states is not counted: the system takes its pages back when it needs them.
+
+    base      Python and the libraries, as measured in this process; 0 for a run on a GPU
+    weights   of one copy; the target's own model and each further writing process hold one
+    loading   the file, mapped while it is read, and the weights
+    writing   copies of the weights, keys and values of all rows, and their logits
+    training  one copy of the weights, the output matrix in float32, the heads with what the optimizer keeps, and a
+              piece of a step or a checkpoint
+    free      what the device has now; None where nobody can tell
+    joint     with the adapter, if the recipe has one (produce/joint_plan.py)
+    """
+
+    base: int
+    weights: int
+    loading: int
+    writing: int
+    training: int
+    free: int | None
+    joint: int = 0
+
+    @property
+    def needed(self) -> int:
+        """The largest of the stages, on top of the base."""
+        return self.base + max(self.loading, self.writing, self.training, self.joint)
 
 
 @dataclass(frozen=True)
@@ -44,10 +78,74 @@ class Model:
         return self.bytes(itemsize, in_4_bits=in_4_bits) + extra
 
 
+def memory_of(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
+    """Memory by stage, counted on a model without numbers."""
+    text, data = config.get_text_config(), recipe.data
+    device, dtype = _device(recipe), _dtype(recipe)
+    on_cpu = device is not None and device.type == "cpu"
+    in_4_bits, model = recipe.target.quantize == "4bit", model_of(config)
+    packed = packs(recipe)
+    held = model.held(dtype.itemsize, in_4_bits=in_4_bits, packed=packed)
+    weights = model.bytes(dtype.itemsize, in_4_bits=in_4_bits)
+    stored = model.numbers * (getattr(config, "dtype", None) or torch.float32).itemsize
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    a_token = 2 * text.num_hidden_layers * key_heads * width * dtype.itemsize
+    copies = data.workers + 1 if data.workers > 1 else 1
+    rows = min(data.rows, data.num_samples) * data.workers
+    columns = min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens)
+    # the heads read the output matrix itself where it lies in float32 as it was loaded
+    output = 0 if dtype == torch.float32 and (model.tied or not packed) else model.output * FLOAT
+    learning = learning_bytes(recipe, text.hidden_size, text.vocab_size, head_parameters, packed=on_cpu)
+    return Memory(
+        base=base_bytes() if on_cpu else 0,
+        weights=weights,
+        loading=weights + (stored if on_cpu else 0),
+        writing=copies * held + rows * (columns * a_token + text.vocab_size * FLOAT),
+        training=held + output + learning,
+        free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
+    )
+
+
+def packs(recipe: Recipe) -> bool:
+    """Whether the target's layers would be laid out for the CPU's kernels."""
+    device, settings = _device(recipe), recipe.target
+    can = settings.runner != "eager" and settings.quantize == "none"
+    return device is not None and can and can_pack(device, _dtype(recipe))
+
+
+def _device(recipe: Recipe) -> torch.device | None:
+    """Where the run would be; None when this machine lacks it."""
+    try:
+        return choose_device(recipe.target.device)
+    except TargetError:
+        return None
+
+
+def _devices(recipe: Recipe, device: torch.device) -> list[torch.device]:
+    """Where the weights would lie: on this device, or on all GPUs."""
+    if recipe.target.device_map == "auto" and device.type == "cuda":
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [device]
+
+
+def _dtype(recipe: Recipe) -> torch.dtype:
+    """How the weights would be held; bfloat16 on a device that is not here to be asked."""
+    device, wanted = _device(recipe), recipe.target.dtype
+    if device is None and wanted == "auto":
+        return torch.bfloat16
+    return choose_dtype(wanted, device or torch.device("cpu"))
+
+
+def meta_model(config: Any) -> Any:
+    """The model of this config without numbers."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
 def model_of(config: Any) -> Model:
     """Counted on a model of this config that has shapes alone."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    model = meta_model(config)
     output = model.get_output_embeddings()
     linear = sum(
         module.weight.numel()

@@ -4,65 +4,30 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from medusa_cli.decode.room import free_bytes
 from medusa_cli.errors import TargetError
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.home import expanded
-from medusa_cli.kernels.packed import can_pack
-from medusa_cli.produce.disk import Disk, disk_of, stored_bytes
+from medusa_cli.produce.disk import Disk, count_lines, disk_of, stored_bytes, stored_samples
 from medusa_cli.produce.effort import Effort, measure_effort
 from medusa_cli.produce.heads import fresh_heads
-from medusa_cli.produce.joint import meta_model
 from medusa_cli.produce.joint_plan import JointPlan, joint_plan, joint_seconds
-from medusa_cli.produce.memory import base_bytes, learning_bytes, model_of
+from medusa_cli.produce.memory import FLOAT, Memory, memory_of, meta_model, packs
 from medusa_cli.recipe import DataSettings, Recipe
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_config, weights_are_here
-from medusa_cli.target.load import choose_device, choose_dtype, load_target
+from medusa_cli.target.load import choose_device, load_target
 from medusa_cli.target.model import Target
 from medusa_cli.target.refuse import refuse_config
 from medusa_cli.target.sources import Source, find_source
 from medusa_cli.train.decodes import SHARE
+from medusa_cli.train.store import bytes_per_place
 
-# float16 hidden states, an int32 id and a flag for each place of a sample
-BYTES_A_NUMBER, BYTES_A_PLACE = 2, 5
 # the heads in float32, and two checkpoints of them with AdamW's two moments; with patience the best heads in each too
-COPIES_OF_THE_HEADS, BYTES_A_PARAMETER = 1 + 2 * 3, 4
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes that a run needs at most, about: the weights as they are held, and what the long stages add to them.
-
-    The mapped file of hidden states is not counted: the system takes its pages back when it needs them.
-
-    base      Python and the libraries, as measured in this process; 0 for a run on a GPU
-    weights   of one copy; the target's own model and each further writing process hold one
-    loading   the file, mapped while it is read, and the weights
-    writing   copies of the weights, keys and values of all rows, and their logits
-    training  one copy of the weights, the output matrix in float32, the heads with what the optimizer keeps, and a
-              piece of a step or a checkpoint
-    free      what the device has now; None where nobody can tell
-    joint     with the adapter, if the recipe has one (produce/joint_plan.py)
-    """
-
-    base: int
-    weights: int
-    loading: int
-    writing: int
-    training: int
-    free: int | None
-    joint: int = 0
-
-    @property
-    def needed(self) -> int:
-        """The largest of the stages, on top of the base."""
-        return self.base + max(self.loading, self.writing, self.training, self.joint)
+COPIES_OF_THE_HEADS, COPIES_OF_THE_BEST = 1 + 2 * 3, 2
 
 
 @dataclass(frozen=True)
@@ -81,7 +46,6 @@ class Seconds:
 
     @property
     def total(self) -> float:
-        """All of it."""
         """All of it."""
         return self.prompts + self.answers + self.reading + self.training + self.decodes + self.adapter
 
@@ -122,24 +86,30 @@ def plan_of(recipe: Recipe) -> Plan:
     # held-out prompts are answered by the target where its words are not learnt, and by the adapted one
     times = (not data.target_answers) + (recipe.lora is not None)
     places += times * math.ceil(data.num_samples * data.held_out) * _answer_tokens(data)
-    ready = max(_lines(folder / "written" / store / "samples.jsonl") for store in ("answers", "read"))
-    state_bytes = places * (BYTES_A_NUMBER * text.hidden_size + BYTES_A_PLACE)
-    memory = _memory(recipe, config, parameters)
+    ready = max(stored_samples(folder / "written" / store) for store in ("answers", "read"))
+    state_bytes = places * sum(bytes_per_place(text.hidden_size).values())
+    copies = COPIES_OF_THE_HEADS + (COPIES_OF_THE_BEST if recipe.train.patience else 0)
+    memory = memory_of(recipe, config, parameters)
     joint = None
     if recipe.lora is not None:
-        packed = _packed(recipe)
-        joint = joint_plan(recipe, recipe.lora, config, meta_model(config), memory.weights, parameters, copied=packed)
+        joint = joint_plan(
+            recipe,
+            recipe.lora,
+            meta_model(config),
+            weights=memory.weights,
+            head_parameters=parameters,
+            copied=packs(recipe),
+        )
         memory = replace(memory, joint=joint.memory)
     return Plan(
         samples=data.num_samples,
-        prompts_written=_lines(folder / "written" / "prompts.jsonl"),
+        prompts_written=count_lines(folder / "written" / "prompts.jsonl"),
         samples_ready=ready,
         tokens_at_most=data.num_samples * tokens,
         steps_saved=max((int(file.stem.partition("-")[2]) for file in folder.glob("checkpoints/step-*.pt")), default=0),
         steps_at_most=min(steps, recipe.train.max_steps or steps),
         bytes_there=sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()),
-        bytes_at_most=state_bytes
-        + (COPIES_OF_THE_HEADS + (2 if recipe.train.patience else 0)) * BYTES_A_PARAMETER * parameters,
+        bytes_at_most=state_bytes + copies * FLOAT * parameters,
         heads=recipe.heads.num_heads,
         parameters=parameters,
         memory=memory,
@@ -226,65 +196,6 @@ def _answer_tokens(data: DataSettings) -> int:
     return min(data.max_answer_tokens, data.max_seq_length // 2)
 
 
-def _memory(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
-    """Memory by stage, counted on a model without numbers."""
-    text, data = config.get_text_config(), recipe.data
-    device, dtype = _device(recipe), _dtype(recipe)
-    on_cpu = device is not None and device.type == "cpu"
-    in_4_bits, model = recipe.target.quantize == "4bit", model_of(config)
-    packed = _packed(recipe)
-    held = model.held(dtype.itemsize, in_4_bits=in_4_bits, packed=packed)
-    weights = model.bytes(dtype.itemsize, in_4_bits=in_4_bits)
-    stored = model.numbers * (getattr(config, "dtype", None) or torch.float32).itemsize
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    a_token = 2 * text.num_hidden_layers * key_heads * width * dtype.itemsize
-    copies = data.workers + 1 if data.workers > 1 else 1
-    rows = min(data.rows, data.num_samples) * data.workers
-    columns = min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens)
-    # the heads read the output matrix itself where it lies in float32 as it was loaded
-    output = 0 if dtype == torch.float32 and (model.tied or not packed) else model.output * BYTES_A_PARAMETER
-    learning = learning_bytes(recipe, text.hidden_size, text.vocab_size, head_parameters, packed=on_cpu)
-    return Memory(
-        base=base_bytes() if on_cpu else 0,
-        weights=weights,
-        loading=weights + (stored if on_cpu else 0),
-        writing=copies * held + rows * (columns * a_token + text.vocab_size * BYTES_A_PARAMETER),
-        training=held + output + learning,
-        free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
-    )
-
-
-def _packed(recipe: Recipe) -> bool:
-    """Whether the target's layers would be laid out for the CPU's kernels."""
-    device, settings = _device(recipe), recipe.target
-    can = settings.runner != "eager" and settings.quantize == "none"
-    return device is not None and can and can_pack(device, _dtype(recipe))
-
-
-def _device(recipe: Recipe) -> torch.device | None:
-    """Where the run would be; None when this machine lacks it."""
-    try:
-        return choose_device(recipe.target.device)
-    except TargetError:
-        return None
-
-
-def _devices(recipe: Recipe, device: torch.device) -> list[torch.device]:
-    """Where the weights would lie: on this device, or on all GPUs."""
-    if recipe.target.device_map == "auto" and device.type == "cuda":
-        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [device]
-
-
-def _dtype(recipe: Recipe) -> torch.dtype:
-    """How the weights would be held; bfloat16 on a device that is not here to be asked."""
-    device, wanted = _device(recipe), recipe.target.dtype
-    if device is None and wanted == "auto":
-        return torch.bfloat16
-    return choose_dtype(wanted, device or torch.device("cpu"))
-
-
 def _source(recipe: Recipe) -> Source:
     """Where the model's files are."""
     return converted(find_source(recipe.target.model))
@@ -319,8 +230,3 @@ def _parameters(recipe: Recipe, hidden_size: int, vocab_size: int) -> int:
 def _width(recipe: Recipe, vocab_size: int) -> int:
     """Entries of the draft vocabulary, of so many that there are."""
     return min(recipe.heads.draft_vocab or vocab_size, vocab_size)
-
-
-def _lines(file: Path) -> int:
-    """Whole lines of a file; 0 when it is not there."""
-    return file.read_bytes().count(b"\n") if file.is_file() else 0

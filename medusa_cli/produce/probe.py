@@ -4,8 +4,7 @@ The tree is a chain of all heads. It needs no fit, so every decode of every run 
 what it keeps is what the conditional accuracies say; the tree that is fitted in the end keeps as much or more.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -45,7 +44,7 @@ class Probe:
 
     def __call__(self, heads: MedusaHeads) -> Decoded:
         """What these heads gain a step, as they would be stored; they themselves stay as they are."""
-        with _undisturbed(self._target):
+        with torch.random.fork_rng([device for device in self._target.devices if device.type == "cuda"]):
             drafter = in_shape(self._as_stored(heads), TokenTree.chain(heads.config.num_heads))
             written = collect(Parts(self._target, drafter, Greedy()), self._prompts, self._limits, self._rows)
             if self._cost_ratio is None:
@@ -83,10 +82,3 @@ def choose_prompts(keys: Sequence[str], prompts: Mapping[str, Sequence[int]]) ->
     known = [prompts[key] for key in keys if key in prompts]
     most = min(PROMPTS, len(known))
     return [known[number * len(known) // most] for number in range(most)]
-
-
-@contextmanager
-def _undisturbed(target: Target) -> Iterator[None]:
-    """Random numbers go on afterwards as if none had been drawn inside."""
-    with torch.random.fork_rng([device for device in target.devices if device.type == "cuda"]):
-        yield

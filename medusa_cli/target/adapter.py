@@ -39,18 +39,19 @@ class StoredAdapter:
     """An adapter in peft's files, found to be the one that some heads belong to.
 
     fingerprint   of its numbers and of how they are added
-    base          fingerprint of the model it was trained on; owner: that model's name
+    learnt_on     fingerprint of the model it was trained on
+    owner         that model's name
     """
 
     folder: Path
     fingerprint: str
-    base: str
+    learnt_on: str
     owner: str
 
 
-def joined(base: str, adapter: str) -> str:
-    """The fingerprint of an adapted target."""
-    return f"{base}{_JOINT}{adapter}"
+def joined(target: str, adapter: str) -> str:
+    """The fingerprint of an adapted target, from the target's own and the adapter's."""
+    return f"{target}{_JOINT}{adapter}"
 
 
 def stored_adapter(folder: Path, *, fingerprint: str, target_fingerprint: str, owner: str) -> StoredAdapter:
@@ -96,9 +97,9 @@ def merge(model: Any, adapter: StoredAdapter, fingerprint: str) -> str:
 
     Raises HeadsMismatch for another model than the adapter's, FormatError when the files can't be merged.
     """
-    if fingerprint != adapter.base:
+    if fingerprint != adapter.learnt_on:
         raise HeadsMismatch(
-            f"the adapter in {adapter.folder} was trained on weights with the fingerprint {adapter.base}; "
+            f"the adapter in {adapter.folder} was trained on weights with the fingerprint {adapter.learnt_on}; "
             f"this model's are {fingerprint}",
             f"the adapter and its heads belong to {adapter.owner}: load that model",
         )

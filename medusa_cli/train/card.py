@@ -13,6 +13,7 @@ import yaml
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
+from medusa_cli.markdown import table_of
 from medusa_cli.train.measure import Accuracy
 
 _SHOWN_PATHS = 64
@@ -80,8 +81,8 @@ def render_card(provenance: Provenance, accuracy: Accuracy, tree: FittedTree, tr
         "## Accuracy\n\n" + _accuracy_table(accuracy),
         "## Tree\n\n" + _tree(tree),
         *(["## Training\n\n" + training] if training else []),
-        "## Data\n\n" + _table(("what", "count"), [(name, f"{n:,}") for name, n in provenance.data.items()]),
-        "## Answers\n\n" + _table(("what", "value"), list(_flat(provenance.answers))),
+        "## Data\n\n" + table_of(("what", "count"), [(name, f"{n:,}") for name, n in provenance.data.items()]),
+        "## Answers\n\n" + table_of(("what", "value"), list(_flat(provenance.answers))),
         f"## Command\n\n```\n{provenance.command}\n```",
         "## Recipe\n\n```yaml\n" + yaml.safe_dump(_plain(provenance.recipe), sort_keys=False) + "```",
         "## Licence\n\n" + _licence(provenance),
@@ -106,7 +107,7 @@ def _base(provenance: Provenance) -> str:
         ("fingerprint", provenance.fingerprint),
         *provenance.versions.items(),
     ]
-    return _table(("what", "value"), rows)
+    return table_of(("what", "value"), rows)
 
 
 def _adapter(moved: Mapping[str, Any]) -> str:
@@ -123,7 +124,7 @@ def _adapter(moved: Mapping[str, Any]) -> str:
         "## Adapter\n\nThe heads belong to the model with the adapter in `adapter/` merged into its weights "
         "(`peft.PeftModel.from_pretrained` loads it), and what is decoded with them is that model's text, not the base "
         f"model's. Measured on {moved['places']:,} places of held-out text. Tokens a step are those of the best tree "
-        "of 16 nodes, before with the heads that had learnt alone.\n\n" + _table(("what", "value"), rows)
+        "of 16 nodes, before with the heads that had learnt alone.\n\n" + table_of(("what", "value"), rows)
     )
 
 
@@ -139,7 +140,7 @@ def _accuracy_table(accuracy: Accuracy) -> str:
         f"Measured on {accuracy.source}, at {accuracy.positions:,} places. Plain: the head's guess is the model's own "
         "token. Conditional: the same, where the best guesses of all earlier heads were right. Coverage: the share of "
         "the model's tokens that are in the draft vocabulary. Text of another kind is guessed less well.\n\n"
-        + _table(names, rows)
+        + table_of(names, rows)
     )
 
 
@@ -169,12 +170,6 @@ def _licence(provenance: Provenance) -> str:
         f"The heads were trained on the hidden states of `{provenance.base}`, which {stated}. Treat them as a "
         "derivative of it, and mind the licence of the training text if it was not written by the model."
     )
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

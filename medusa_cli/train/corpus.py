@@ -237,6 +237,11 @@ def draft_index(draft_ids_W: Tensor, vocab_size: int) -> NDArray[np.int32]:
     return index_V
 
 
+def some_of(names: Sequence[str]) -> str:
+    """The first five names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def _labels(
     ids_T: NDArray[np.int32], supervised_T: NDArray[np.bool_], index_V: NDArray[np.int32], num_heads: int
 ) -> NDArray[np.int32]:

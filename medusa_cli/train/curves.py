@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medusa_cli.markdown import table_of
+
 PICTURE = "training.png"
 _SHOWN_ROWS = 12
 _NOTHING = "–"
@@ -79,8 +81,7 @@ def _table(curves: Curves) -> str:
     steps = _spread(sorted(found))
     heads = max(len(found[step].get("conditional_K", ())) for step in steps)
     names = ["step", "held-out loss", *(f"head {head + 1}" for head in range(heads)), "tokens a step", "speed-up"]
-    lines = [names, ["---"] * len(names), *(_line(step, found[step], heads) for step in steps)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    table = table_of(names, [_line(step, found[step], heads) for step in steps])
     return f"Heads: how often the best guess is right where those of all heads before were.\n\n{table}"
 
 

@@ -24,6 +24,7 @@ from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.target.adapter import LearningAdapter
 from medusa_cli.target.model import Target
 from medusa_cli.train.checkpoint import Checkpoints, TrainState
+from medusa_cli.train.corpus import some_of
 from medusa_cli.train.joint_news import (
     JointEvent,
     JointNews,
@@ -220,9 +221,8 @@ def _check_finite(seen: JointSeen, reading: Reading, texts: Texts, step: _Step, 
         return
     bad = sorted({*reading.text_N[bad_N].tolist(), *reading.text_P[bad_P].tolist()}) or range(len(step.samples))
     names = texts.names([step.samples[text] for text in bad])
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     raise TrainingError(
-        f"step {step.number + 1} of heads and adapter: the loss is not finite on {shown}",
+        f"step {step.number + 1} of heads and adapter: the loss is not finite on {some_of(names)}",
         "look at these samples, or lower lora.learning_rate; the last checkpoint is whole (--resume-from-checkpoint)",
     )
 

@@ -17,7 +17,7 @@ from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.recipe import TrainSettings
 from medusa_cli.train.checkpoint import Checkpoints, TrainState
-from medusa_cli.train.corpus import Examples
+from medusa_cli.train.corpus import Examples, some_of
 from medusa_cli.train.decodes import Best, Decode, Decoding
 from medusa_cli.train.events import Evaluated, Event, News, Outlets
 from medusa_cli.train.loss import Scores, combine, score, score_and_learn
@@ -180,9 +180,8 @@ def _check_finite(scores: Scores, heads: MedusaHeads, examples: Examples, batch:
         return
     bad_B = ~scores.pair_loss_BK.isfinite().all(1).cpu().numpy()
     names = examples.names(batch.rows_B[bad_B] if bad_B.any() else batch.rows_B)
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     raise TrainingError(
-        f"step {batch.step}: the loss is not finite on {shown}",
+        f"step {batch.step}: the loss is not finite on {some_of(names)}",
         "look at these samples, or lower --learning-rate; the last checkpoint is whole (--resume-from-checkpoint)",
     )
 

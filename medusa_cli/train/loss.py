@@ -57,10 +57,18 @@ class _Piece:
     projection: Projection
 
 
+@dataclass(frozen=True)
+class _Gradient:
+    """The loss's gradient for the blocks, to be filled, and how much each pair's own loss counts in it."""
+
+    blocks_PH: Tensor
+    weight_P: Tensor
+
+
 def score(heads: MedusaHeads, inputs_BI: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int) -> Scores:
     """The loss of a batch, without gradients."""
     with torch.no_grad():
-        return _score(heads, heads.block_forward(inputs_BI), labels_BK, head_decay, chunk, None)
+        return _score(heads, heads.block_forward(inputs_BI), labels_BK, head_decay, chunk)
 
 
 def score_and_learn(
@@ -78,10 +86,12 @@ def score_and_learn(
              parts add up to the whole's. None: the batch is the whole
     """
     blocks_BKH = heads.block_forward(inputs_BI)
-    grad_BKH = torch.zeros_like(blocks_BKH)
+    asked_K = _count(labels_BK) if whole_K is None else whole_K
+    weight_K = _decay(len(asked_K), head_decay, blocks_BKH) / asked_K.clamp(min=1)
+    gradient = _Gradient(torch.zeros_like(blocks_BKH).flatten(0, 1), weight_K.expand_as(labels_BK).reshape(-1))
     with torch.no_grad():
-        scores = _score(heads, blocks_BKH.detach(), labels_BK, head_decay, chunk, grad_BKH, whole_K)
-    blocks_BKH.backward(grad_BKH)
+        scores = _score(heads, blocks_BKH.detach(), labels_BK, head_decay, chunk, gradient)
+    blocks_BKH.backward(gradient.blocks_PH.view_as(blocks_BKH))
     return scores
 
 
@@ -91,15 +101,9 @@ def _score(
     labels_BK: Tensor,
     head_decay: float,
     chunk: int,
-    grad_BKH: Tensor | None,
-    whole_K: Tensor | None = None,
+    gradient: _Gradient | None = None,
 ) -> Scores:
-    """The scores of a batch; fills grad_BKH, and the gradients of an own output, when given."""
-    num_heads = labels_BK.shape[1]
-    count_K = (labels_BK >= 0).sum(0)
-    weighed_K = count_K if whole_K is None else whole_K
-    weight_K = _decay(num_heads, head_decay, blocks_BKH) / weighed_K.clamp(min=1)
-    weight_P = weight_K.expand_as(labels_BK).reshape(-1)
+    """The scores of a batch; fills the gradient, and those of an own output, when given."""
     pair_loss_BK = torch.zeros_like(labels_BK, dtype=blocks_BKH.dtype)
     right_BK = torch.zeros_like(labels_BK, dtype=torch.bool)
     blocks_PH = blocks_BKH.flatten(0, 1)
@@ -112,13 +116,18 @@ def _score(
         # log-sum-exp from the two maxima, which is exact where softmax of the wanted token underflows to 0
         pair_loss_BK.view(-1)[piece.rows_C] = best_C - softmax_CW.amax(1).log() - wanted_C
         right_BK.view(-1)[piece.rows_C] = wanted_C >= best_C
-        if grad_BKH is not None:
-            weight_C = weight_P[piece.rows_C]
+        if gradient is not None:
+            weight_C = gradient.weight_P[piece.rows_C]
             grad_CW = _minus_one_hot(softmax_CW, piece.labels_C)
-            grad_BKH.view(-1, grad_BKH.shape[-1])[piece.rows_C] = grad_CW @ projection.weight_WH * weight_C[:, None]
+            gradient.blocks_PH[piece.rows_C] = grad_CW @ projection.weight_WH * weight_C[:, None]
             if heads.output_weight is not None:
                 _learn_output(heads, piece.head, grad_CW, inputs_CH * weight_C[:, None], weight_C)
-    return _sum_up(pair_loss_BK, right_BK, count_K, head_decay)
+    return _sum_up(pair_loss_BK, right_BK, _count(labels_BK), head_decay)
+
+
+def _count(labels_BK: Tensor) -> Tensor:
+    """Pairs that each head is asked [K]."""
+    return (labels_BK >= 0).sum(0)
 
 
 def _sum_up(pair_loss_BK: Tensor, right_BK: Tensor, count_K: Tensor, head_decay: float) -> Scores:

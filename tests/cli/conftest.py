@@ -15,6 +15,7 @@ from tests.cli.harness import (
     Done,
     Medusa,
     Trained,
+    joint_args,
     kill_group,
     make_model,
     rows_of,
@@ -119,3 +120,18 @@ def another_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
     other = loop.Generation([1, 2, 3], "length", [1, 1], [1, 1])
     monkeypatch.setattr(loop, "collect", lambda *_: [other])
+
+
+@pytest.fixture(scope="session")
+def model_before(tiny: Path) -> bytes:
+    """The model's weights as they were before anything learnt."""
+    return (tiny / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def joint(tiny: Path, model_before: bytes, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    """Heads that learnt alone and then with an adapter, and how the run ended."""
+    folder = tmp_path_factory.mktemp("runs") / "joint"
+    done = run_here(*joint_args(tiny, folder, "--json"))
+    assert done.code == 0, done.err
+    return folder, done

@@ -26,6 +26,12 @@ QUICK = (
     "train.batch_size=64", "train.loss_chunk=64", "heads.num_heads=3", "heads.draft_vocab=200", "data.workers=1",
 )  # fmt: skip
 FEW = ("--max-steps", 3, "-q")
+# an adapter beside heads that have learnt alone
+LORA = (
+    "lora.rank=4", "lora.max_steps=12", "lora.epochs=50", "lora.batch_size=4", "lora.learning_rate=0.02",
+    "lora.heads_learning_rate=0.002", "lora.heads_warmup=0.1", "lora.heads_weight=1",
+)  # fmt: skip
+ALONE = ("--max-steps", 20, "--tree-size", 6)
 TRAIN = ("--num-samples", "12", "--max-seq-length", "120", "--epochs", "12", "--save-steps", "10", "--eval-steps", "50")
 
 
@@ -76,6 +82,12 @@ def start(*args: object, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+def in_two_lines(said: str) -> bool:
+    """Whether one error and one hint were told, and no traceback."""
+    starts = [line.partition(" ")[0] or line[:6] for line in said.splitlines()]
+    return starts.count("error:") == starts.count(" hint:") == 1 and "Traceback" not in said
+
+
 def kill_group(process: subprocess.Popen[str]) -> None:
     """End a process and all it started."""
     with contextlib.suppress(ProcessLookupError):
@@ -118,6 +130,11 @@ def make_model(
 def train_args(model: Path, folder: Path, *more: object) -> Sequence[object]:
     """A small training run of this model into this folder."""
     return ["train-heads", *QUICK, "-m", model, "--dtype", "float32", "-o", folder, *TRAIN, *more]
+
+
+def joint_args(model: Path, folder: Path, *more: object) -> Sequence[object]:
+    """Such a run whose heads learn alone, and then with an adapter."""
+    return train_args(model, folder, *ALONE, *LORA, *more)
 
 
 @dataclass(frozen=True)

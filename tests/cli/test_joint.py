@@ -1,9 +1,7 @@
 """`medusa train-heads` with a section lora: the whole path, and the adapted model decoded with its heads."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,37 +11,12 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli import assemble
-from medusa_cli.cli import train_heads
-from medusa_cli.errors import TrainingError
-from medusa_cli.produce import heads as heads_module
 from medusa_cli.produce import joint as joint_module
-from medusa_cli.recipe import Recipe
-from medusa_cli.train.joint_news import JointEvent
-from medusa_cli.train.store import HiddenStore, Sample
-from tests.cli.harness import Done, Medusa, run_here, train_args
-
-LORA = (
-    "lora.rank=4", "lora.max_steps=12", "lora.epochs=50", "lora.batch_size=4", "lora.learning_rate=0.02",
-    "lora.heads_learning_rate=0.002", "lora.heads_warmup=0.1", "lora.heads_weight=1",
-)  # fmt: skip
-ALONE = ("--max-steps", 20)
+from tests.cli.harness import LORA, Done, Medusa, train_args
 
 
 def lines(file: Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def model_before(tiny: Path) -> bytes:
-    return (tiny / "model.safetensors").read_bytes()
-
-
-@pytest.fixture(scope="module")
-def joint(tiny: Path, model_before: bytes, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
-    folder = tmp_path_factory.mktemp("runs") / "joint"
-    done = run_here(*train_args(tiny, folder, *ALONE, "--tree-size", 6, "--json", *LORA))
-    assert done.code == 0, done.err
-    return folder, done
 
 
 def test_the_heads_go_on_where_they_were_alone_and_that_is_told(joint: tuple[Path, Done]) -> None:
@@ -182,104 +155,6 @@ def test_heads_of_another_model_s_adapter_are_refused(joint: tuple[Path, Done], 
     refused = medusa("generate", "What is it?", "-m", other, "--heads", joint[0])
     assert refused.code == 1
     assert "was trained on weights with the fingerprint" in refused.err
-
-
-def test_a_run_of_heads_alone_goes_on_with_an_adapter_and_ends_as_if_it_had_one_from_the_start(
-    joint: tuple[Path, Done], medusa: Medusa, tiny: Path, tmp_path: Path
-) -> None:
-    args = train_args(tiny, tmp_path / "run", *ALONE, "--tree-size", 6)
-    assert medusa(*args).code == 0
-    done = medusa(*args, *LORA, "--resume-from-checkpoint")
-    assert done.code == 0, done.err
-    for file in ("heads.safetensors", "adapter/adapter_model.safetensors"):
-        assert (tmp_path / "run" / file).read_bytes() == (joint[0] / file).read_bytes()
-
-
-def test_a_finished_run_goes_on_to_the_same_folder(
-    joint: tuple[Path, Done], medusa: Medusa, tiny: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(joint[0], tmp_path / "copy")
-    args = train_args(tiny, folder, *ALONE, "--tree-size", 6, *LORA, "--resume-from-checkpoint")
-    done = medusa(*args, "lora.gradient_checkpointing=true")
-    assert done.code == 0, done.err
-    for file in ("heads.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
-        assert (folder / file).read_bytes() == (joint[0] / file).read_bytes()
-    refused = medusa(*args, "lora.alpha=3")
-    assert refused.code == 1
-    assert "was adapted with other settings: lora.alpha" in refused.err
-
-
-def at_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_joint(self: object, event: JointEvent) -> None:
-        if (event.kind, event.step) == ("train", 6):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(train_heads._Watch, "on_joint", on_joint)
-
-
-def between_adapter_and_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write_heads(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(heads_module, "write_heads", write_heads)
-
-
-def among_the_adapted_model_s_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = HiddenStore.append
-
-    def append(self: HiddenStore, sample: Sample) -> None:
-        real(self, sample)
-        if "joint" in self.folder.parts:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(HiddenStore, "append", append)
-
-
-@pytest.mark.parametrize("stop", [at_step_six, among_the_adapted_model_s_answers, between_adapter_and_heads])
-def test_a_run_that_is_stopped_goes_on_to_the_same_files(
-    joint: tuple[Path, Done],
-    medusa: Medusa,
-    tiny: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stop: Callable[[pytest.MonkeyPatch], None],
-) -> None:
-    args = train_args(tiny, tmp_path / "run", *ALONE, "--tree-size", 6, *LORA, "--save-steps", 4)
-    with monkeypatch.context() as patched:
-        stop(patched)
-        stopped = medusa(*args)
-    assert stopped.code != 0
-    assert "--resume-from-checkpoint" in stopped.err
-    assert not (tmp_path / "run" / "heads.json").exists()
-    done = medusa(*args, "--resume-from-checkpoint")
-    assert done.code == 0, done.err
-    for file in ("heads.safetensors", "adapter/adapter_model.safetensors"):
-        assert (tmp_path / "run" / file).read_bytes() == (joint[0] / file).read_bytes()
-
-
-def test_a_signal_lets_the_step_of_heads_and_adapter_end_and_saves_it(
-    joint: tuple[Path, Done], medusa: Medusa, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    args = train_args(tiny, tmp_path / "run", *ALONE, "--tree-size", 6, *LORA, "--save-steps", 4)
-    run = tmp_path / "run"
-
-    def on_joint(self: object, event: JointEvent) -> None:
-        if (event.kind, event.step) == ("train", 6):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(train_heads._Watch, "on_joint", on_joint)
-        stopped = medusa(*args)
-    assert stopped.code == 128 + signal.SIGTERM
-    assert "--resume-from-checkpoint" in stopped.err
-    assert {file.name for file in (run / "joint" / "checkpoints").iterdir()} == {
-        "step-00000004.pt",
-        "step-00000006.pt",
-    }
-    done = medusa(*args, "--resume-from-checkpoint")
-    assert done.code == 0, done.err
-    for file in ("heads.safetensors", "adapter/adapter_model.safetensors"):
-        assert (run / file).read_bytes() == (joint[0] / file).read_bytes()
 
 
 @pytest.mark.parametrize("rank", [0, 1])

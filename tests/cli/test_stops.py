@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import Done, run_here, train_args
+from tests.cli.harness import Done, in_two_lines, run_here, train_args
 
 Start = Callable[..., subprocess.Popen[str]]
 ENOUGH = 300.0  # only to end a test that would never end
@@ -65,11 +65,6 @@ def wait_until_gone(pids: list[int]) -> None:
     while not all(map(gone, pids)):
         assert time.monotonic() < end, "a worker outlives its run"
         time.sleep(0.02)
-
-
-def two_lines(err: str) -> bool:
-    """Whether exactly one error and one hint were printed, and no traceback."""
-    return err.count("error: ") == err.count("\n hint: ") == 1 and "Traceback" not in err
 
 
 class Copy:
@@ -216,7 +211,7 @@ def test_a_worker_that_dies_ends_the_run_with_an_error_and_nothing_is_lost(tiny:
     killer.start()
     done = run_here(*args(tiny, run, "data.workers=2"))
     assert done.code == 1
-    assert two_lines(done.err), done.err
+    assert in_two_lines(done.err), done.err
     assert "a writing process ended with code -9\n hint: run the same command again" in done.err
     assert multiprocessing.active_children() == []
     answered = (run / "written/answers/samples.jsonl").read_text()
@@ -257,7 +252,7 @@ def test_a_full_disk_is_one_error_and_one_hint_and_the_run_goes_on_later(
     full_disk(call, after)
     done = run_here(*args(tiny, run))
     assert done.code == 1, done.err
-    assert two_lines(done.err), done.err
+    assert in_two_lines(done.err), done.err
     assert "No space left on device" in done.err
     monkeypatch.undo()
     assert run_here(*args(tiny, run), "--resume-from-checkpoint").code == 0
@@ -272,7 +267,7 @@ def test_a_disk_that_really_takes_no_more_is_told_the_same_way(
     short = "data.max_answer_tokens=20"
     full = forked(*args(tiny, run, short), largest_file=limit).ended()
     assert full.code == 1, full.err
-    assert two_lines(full.err), full.err
+    assert in_two_lines(full.err), full.err
     assert "File too large" in full.err
     done = run_here(*args(tiny, run, short), "--resume-from-checkpoint")
     assert done.code == 0, done.err

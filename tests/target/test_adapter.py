@@ -185,7 +185,7 @@ def test_a_merged_adapter_is_peft_s_own_merge(saved: StoredAdapter) -> None:
     target = make_target(tiny_model(), None, TargetSettings(model="tiny", dtype="float32", runner="eager"), saved)
     merged = PeftModel.from_pretrained(tiny_model(), saved.folder).merge_and_unload()
     assert torch.equal(logits(target.model), logits(merged))
-    assert target.fingerprint == joined(saved.base, saved.fingerprint)
+    assert target.fingerprint == joined(saved.learnt_on, saved.fingerprint)
     assert target.identity.adapter == saved.folder
 
 
@@ -202,7 +202,7 @@ def as_stored(saved: StoredAdapter) -> StoredAdapter:
     return stored_adapter(
         saved.folder,
         fingerprint=saved.fingerprint,
-        target_fingerprint=joined(saved.base, saved.fingerprint),
+        target_fingerprint=joined(saved.learnt_on, saved.fingerprint),
         owner="tiny",
     )
 

@@ -9,13 +9,18 @@ import torch
 
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.target.model import Target
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog
 from medusa_cli.train.corpus import Corpus, Examples
 from medusa_cli.train.events import Event, Outlets
+from medusa_cli.train.joint import JointTexts
 from medusa_cli.train.loop import Sets
 from medusa_cli.train.store import Sample
+from medusa_cli.train.texts import Texts
+from tests.tiny_models import target_of, tiny_model
 
 HIDDEN, VOCAB, HEADS = 16, 50, 3
+PROMPT = 5  # tokens of a text's prompt
 
 MakeHeads = Callable[..., MedusaHeads]
 MakeSample = Callable[..., Sample]
@@ -83,6 +88,28 @@ def corpus(make_sample: MakeSample) -> Corpus:
 def sets(corpus: Corpus) -> Sets:
     every = torch.arange(VOCAB)
     return Sets(Examples.of(corpus, range(10), every, HEADS), Examples.of(corpus, range(10, 12), every, HEADS))
+
+
+@pytest.fixture
+def target() -> Target:
+    return target_of(tiny_model("llama"))
+
+
+@pytest.fixture
+def texts(target: Target) -> JointTexts:
+    """Eight texts as the data stage stores them: the prompt's last token and an answer, with the states they had."""
+    rng = np.random.default_rng(0)
+    samples, prompts = [], {}
+    for number in range(8):
+        ids = rng.integers(target.vocab_size, size=PROMPT + 8 + number).tolist()
+        hidden_TH = target.hidden(torch.tensor([ids]), [len(ids)])[0]
+        answer = ids[PROMPT - 1 :]
+        key = f"text-{number}"
+        samples.append(Sample(key, answer, hidden_TH[PROMPT - 1 :], [False, *[True] * (len(answer) - 1)]))
+        prompts[key] = ids[:PROMPT]
+    corpus = Corpus.from_samples(samples)
+    every = torch.arange(target.vocab_size)
+    return JointTexts(*(Texts(Examples.of(corpus, part, every, HEADS), prompts) for part in (range(6), range(6, 8))))
 
 
 class Run:

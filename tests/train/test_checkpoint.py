@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +11,7 @@ from medusa_cli.recipe import Recipe, TrainSettings
 from medusa_cli.train.checkpoint import TrainLog, recipe_hash
 from medusa_cli.train.events import Event
 from medusa_cli.train.loop import train
-
-TIMES = {"examples_per_second", "seconds_left"}
+from tests.run_folders import log_of
 
 
 def settings(**changes) -> TrainSettings:
@@ -26,11 +24,6 @@ def settings(**changes) -> TrainSettings:
         "weight_decay": 0.01,
     }
     return TrainSettings(**{"epochs": 100, **values, **changes})
-
-
-def log_lines(folder: Path) -> list[dict]:
-    lines = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 def saved_steps(run) -> list[int]:
@@ -65,7 +58,7 @@ def test_a_run_that_was_stopped_ends_bit_equal_to_an_unbroken_one(make_heads, se
 
     assert all(torch.equal(resumed.state_dict()[name], value) for name, value in whole.state_dict().items())
     assert last.loss == [event for event in whole_run.events if event.kind == "eval"][-1].loss
-    lines, expected = log_lines(resumed_run.folder), log_lines(whole_run.folder)
+    lines, expected = log_of(resumed_run.folder), log_of(whole_run.folder)
     assert lines == expected
 
 
@@ -83,7 +76,7 @@ def test_a_save_is_told_once_whenever_the_run_stops(make_heads, sets, make_run, 
     assert saved_steps(run) == [5]
     again = make_run()
     train(make_heads(), sets, settings(), 0, again.checkpoints, again.outlets)
-    saves = [line["step"] for line in log_lines(run.folder) if line["kind"] == "save"]
+    saves = [line["step"] for line in log_of(run.folder) if line["kind"] == "save"]
     assert saves == [5, 10]
 
 

@@ -17,8 +17,7 @@ from medusa_cli.train.checkpoint import learning_settings, recipe_hash
 from medusa_cli.train.decodes import Best, Decoded, Decoding
 from medusa_cli.train.events import Event
 from medusa_cli.train.loop import Sets, train
-
-TIMES = {"examples_per_second", "seconds_left", "decode_seconds"}
+from tests.run_folders import log_of
 
 
 def settings(**changes: Any) -> TrainSettings:
@@ -122,11 +121,6 @@ def test_without_patience_the_last_heads_are_stored_whatever_decodes_say(make_he
     assert all(torch.equal(shown.state_dict()[name], value) for name, value in plain.state_dict().items())
 
 
-def log_lines(run: Any) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run.folder / "train.jsonl").read_text().splitlines()]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
-
-
 @pytest.mark.parametrize(("kind", "step"), [("decode", 4), ("train", 5), ("save", 5), ("train", 8), ("save", 10)])
 @pytest.mark.parametrize("patience", [2, 20])
 def test_a_run_that_was_stopped_ends_with_the_same_heads_best_and_count(
@@ -151,7 +145,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_heads_best_and_count(
     train(resumed, with_decodes, asked, 7, resumed_run.checkpoints, resumed_run.outlets)
 
     assert all(torch.equal(resumed.state_dict()[name], value) for name, value in whole.state_dict().items())
-    lines, expected = log_lines(resumed_run), log_lines(whole_run)
+    lines, expected = log_of(resumed_run.folder), log_of(whole_run.folder)
     assert [line for line in lines if line["kind"] != "save"] == [line for line in expected if line["kind"] != "save"]
 
 

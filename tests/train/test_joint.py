@@ -1,6 +1,5 @@
 """Heads and an adapter learning together: where they begin, what changes and what does not, and how they go on."""
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,52 +9,28 @@ import numpy as np
 import pytest
 import torch
 
-from medusa_cli.errors import TargetError, TrainingError
+from medusa_cli.errors import TrainingError
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.recipe import LoraSettings, TrainSettings
 from medusa_cli.target.adapter import LearningAdapter
 from medusa_cli.target.model import Target
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog, TrainState
-from medusa_cli.train.corpus import Corpus, Examples
-from medusa_cli.train.joint import JointTexts, Learners, check_logits, train_joint
+from medusa_cli.train.corpus import Examples
+from medusa_cli.train.joint import JointTexts, Learners, train_joint
 from medusa_cli.train.joint_news import JointEvent, JointOutlets, JointSettings, heads_weight
-from medusa_cli.train.keep import keep, predictions
 from medusa_cli.train.loss import score
 from medusa_cli.train.order import Order
-from medusa_cli.train.store import Sample
-from medusa_cli.train.texts import Texts
+from tests.run_folders import log_of
 from tests.tiny_models import target_of, tiny_model
 
-HEADS, PROMPT, TIMES = 3, 5, {"texts_per_second", "seconds_left"}
+HEADS = 3
 TRAIN = TrainSettings(loss_chunk=16, eval_steps=2, save_steps=2)
 
 
 def lora(**changes: Any) -> LoraSettings:
     values = {"rank": 4, "alpha": 8, "dropout": 0.1, "batch_size": 3, "max_steps": 4, "epochs": 100}
     return LoraSettings(**{**values, "learning_rate": 3e-3, "heads_learning_rate": 3e-3, **changes})
-
-
-@pytest.fixture
-def target() -> Target:
-    return target_of(tiny_model("llama"))
-
-
-@pytest.fixture
-def texts(target: Target) -> JointTexts:
-    """Eight texts as the data stage stores them: the prompt's last token and an answer, with the states they had."""
-    rng = np.random.default_rng(0)
-    samples, prompts = [], {}
-    for number in range(8):
-        ids = rng.integers(target.vocab_size, size=PROMPT + 8 + number).tolist()
-        hidden_TH = target.hidden(torch.tensor([ids]), [len(ids)])[0]
-        answer = ids[PROMPT - 1 :]
-        key = f"text-{number}"
-        samples.append(Sample(key, answer, hidden_TH[PROMPT - 1 :], [False, *[True] * (len(answer) - 1)]))
-        prompts[key] = ids[:PROMPT]
-    corpus = Corpus.from_samples(samples)
-    every = torch.arange(target.vocab_size)
-    return JointTexts(*(Texts(Examples.of(corpus, part, every, HEADS), prompts) for part in (range(6), range(6, 8))))
 
 
 def heads_for(target: Target) -> MedusaHeads:
@@ -98,8 +73,7 @@ class Joint:
         return {**self.heads.state_dict(), **self.adapter.parameters}
 
     def log(self) -> list[dict]:
-        lines = [json.loads(line) for line in (self.folder / "train.jsonl").read_text().splitlines()]
-        return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
+        return log_of(self.folder)
 
 
 def stored_score(heads: MedusaHeads, examples: Examples, rows_N: np.ndarray) -> float:
@@ -244,24 +218,6 @@ def test_what_the_first_stage_laid_out_changes_nothing(texts: JointTexts, tmp_pa
     assert all(torch.equal(value, expected[name]) for name, value in packed.numbers().items())
 
 
-def test_samples_in_the_order_of_their_keys_are_read_as_in_any_other(texts: JointTexts) -> None:
-    corpus, every = texts.train.examples.corpus, torch.arange(int(texts.train.examples.corpus.ids_T.max()) + 1)
-    turned = Texts(Examples.of(corpus, [5, 0, 3], every, HEADS), texts.train.prompts)
-    assert turned.samples == [5, 0, 3]
-    for sample in turned.samples:
-        one, other = turned.read([sample]), texts.train.read([sample])
-        assert torch.equal(one.ids_BT, other.ids_BT)
-        assert torch.equal(one.asked_N, other.asked_N)
-        assert torch.equal(one.learnt_P, other.learnt_P)
-        places = (texts.examples.places_N[read.rows_N] for texts, read in ((turned, one), (texts.train, other)))
-        assert np.array_equal(*places)
-
-
-def test_a_sample_whose_prompt_is_not_known_is_left_out_where_others_are(texts: JointTexts) -> None:
-    some = {key: ids for key, ids in texts.train.prompts.items() if key != "text-2"}
-    assert replace(texts.train, prompts=some).samples == [0, 1, 3, 4, 5]
-
-
 def test_a_step_draws_no_random_number_that_others_miss(texts: JointTexts, tmp_path: Path) -> None:
     torch.manual_seed(5)
     expected = torch.rand(4)
@@ -314,72 +270,3 @@ def test_the_weight_of_the_heads_loss_rises_from_nothing_to_its_peak() -> None:
     assert weights[50:] == [0.4] * 50
     assert weights[25] == pytest.approx(0.4 * 0.5**0.5)
     assert heads_weight(0, 100, lora(heads_warmup=0)) == lora().heads_weight
-
-
-def test_the_logits_of_all_places_are_never_held(
-    target: Target, largest_tensor: Callable[[Callable[[], object]], int]
-) -> None:
-    hidden_PH, own_PH = torch.randn(2, 200, target.hidden_size)
-    chunk = 8
-    largest = largest_tensor(lambda: keep(target, hidden_PH, own_PH, chunk=chunk, learn=True))
-    assert largest <= max(chunk * target.vocab_size, hidden_PH.numel())
-    assert chunk * target.vocab_size < 200 * target.vocab_size
-
-
-def test_pieces_give_the_gradient_of_the_whole(target: Target) -> None:
-    hidden_PH, own_PH = torch.randn(2, 30, target.hidden_size)
-    whole_PH = hidden_PH.clone().requires_grad_()
-    own_PV, adapted_PV = target.logits_of(own_PH).log_softmax(-1), target.logits_of(whole_PH).log_softmax(-1)
-    loss = torch.nn.functional.kl_div(adapted_PV, own_PV, log_target=True, reduction="batchmean")
-    loss.backward()
-    kept = keep(target, hidden_PH, own_PH, chunk=7, learn=True)
-    assert torch.allclose(kept.grad_PH, whole_PH.grad, atol=1e-6)
-    assert float(kept.divergence_P.mean()) == pytest.approx(float(loss.detach()), rel=1e-4)
-    assert torch.equal(kept.same_P, own_PV.argmax(-1) == adapted_PV.argmax(-1))
-
-
-def test_a_place_is_found_again_in_its_whole_text(texts: JointTexts) -> None:
-    reading = texts.train.read([1, 4])
-    flat, corpus = reading.ids_BT.flatten(), texts.train.examples.corpus
-    places_N = texts.train.examples.places_N[reading.rows_N]
-    assert flat[reading.asked_N].tolist() == corpus.ids_T[places_N].tolist()
-    assert reading.ids_BT[0, :PROMPT].tolist() == list(texts.train.prompts["text-1"])
-    # every token of an answer is learnt: predicted from the place before it
-    answers = [corpus.ids_T[corpus.offsets_S[s] + 1 : corpus.offsets_S[s + 1]].tolist() for s in (1, 4)]
-    assert flat[reading.learnt_P + 1].tolist() == [*answers[0], *answers[1]]
-    assert reading.text_P.tolist() == [0] * len(answers[0]) + [1] * len(answers[1])
-
-
-def test_reading_gives_the_stored_states_and_the_library_s_logits(texts: JointTexts, target: Target) -> None:
-    reading = texts.train.read(texts.train.samples)
-    stored = torch.from_numpy(texts.train.examples.corpus.hidden_TH[texts.train.examples.places_N]).float()
-    assert torch.allclose(target.read(reading.ids_BT).flatten(0, 1)[reading.asked_N], stored, atol=2e-3)
-
-
-def test_what_a_target_says_of_text_is_its_perplexity_and_its_best_tokens(texts: JointTexts, target: Target) -> None:
-    said = predictions(target, texts.held_out, batch_size=2, chunk=5)
-    ids = torch.tensor([*texts.held_out.prompts["text-6"][:-1], *_ids(texts, 6)])
-    logits_TV = target.model(ids[None]).logits[0, PROMPT - 1 : -1]
-    surprise = torch.nn.functional.cross_entropy(logits_TV, ids[PROMPT:], reduction="none")
-    assert torch.allclose(said.surprise_P[: len(surprise)], surprise, atol=1e-4)
-    assert torch.equal(said.best_P[: len(surprise)], logits_TV.argmax(-1))
-    assert said.agreement(said) == 1
-    assert said.perplexity == pytest.approx(float(said.surprise_P.mean().exp()))
-
-
-def _ids(texts: JointTexts, sample: int) -> list[int]:
-    corpus = texts.held_out.examples.corpus
-    return corpus.ids_T[corpus.offsets_S[sample] : corpus.offsets_S[sample + 1]].tolist()
-
-
-@pytest.mark.parametrize("name", ["gemma2", "cohere", "granite", "gpt2"])
-def test_logits_that_are_capped_or_scaled_are_known(name: str, texts: JointTexts) -> None:
-    check_logits(target_of(tiny_model(name)), texts.held_out)
-
-
-def test_logits_made_in_an_unknown_way_are_refused(
-    texts: JointTexts, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(target, "logits_of", lambda hidden: target.model.lm_head(hidden) * 1.5)
-    with pytest.raises(TargetError, match="makes its logits in a way that can't be learnt through"):
-        check_logits(target, texts.held_out)
