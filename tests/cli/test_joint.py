@@ -11,7 +11,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli import assemble
+from medusa_cli.errors import TrainingError
 from medusa_cli.produce import joint as joint_module
+from medusa_cli.recipe import Recipe
 from tests.cli.harness import LORA, Done, Medusa, train_args
 
 
