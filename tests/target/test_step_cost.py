@@ -1,5 +1,6 @@
 """What a step costs is measured once for a model, a runner and a machine, and remembered."""
 
+import copy
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -80,7 +81,7 @@ def test_costs_that_lack_a_fact_or_a_time_are_measured_again(
 
 
 def test_other_weights_of_the_same_shape_have_costs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
+    model = copy.deepcopy(tiny_model("llama"))
     step_costs(target_of(model))
     torch.nn.init.ones_(model.get_input_embeddings().weight)
     monkeypatch.setattr(step_cost, "measure", lambda target: {1: 5.0})
