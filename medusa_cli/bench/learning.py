@@ -14,8 +14,10 @@ def draw(curves: Curves, file: Path) -> None:
     """Write the picture; the ending of `file` picks the format. Raises MissingExtra, and DataError as `save`."""
     panels = [_loss, _guesses, *([_decodes] if curves.decoded else [])]
     figure = new_figure(4.6 * len(panels), 4.2)
+    last = max((row["step"] for row in curves.train), default=1)
     for panel, axes in zip(panels, figure.subplots(1, len(panels)), strict=True):
         panel(axes, curves)
+        axes.set_xlim(0, 1.03 * last)  # the same steps in each, however few were evaluated
         axes.xaxis.get_major_locator().set_params(integer=True)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     save(figure, file)
