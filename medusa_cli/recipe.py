@@ -65,10 +65,12 @@ class TargetSettings(Settings):
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps")
-    runner: Literal["auto", "eager", "packed", "blocks", "compiled"] = "auto"
+    runner: Literal["auto", "eager", "packed", "blocks", "compiled", "graphs"] = "auto"
     attention: Literal["auto", "eager", "sdpa", "grouped"] = "auto"
     device_map: Literal["one", "auto"] = Field("one", description="auto spreads the layers over all GPUs there are")
-    quantize: Literal["none", "4bit"] = Field("none", description="4bit holds the linear layers in NF4 (bitsandbytes)")
+    quantize: Literal["none", "4bit", "8bit"] = Field(
+        "none", description="how linear layers are held: 4bit in NF4 (bitsandbytes), 8bit in int8 (torchao)"
+    )
 
     @model_validator(mode="after")
     def _device_is_open(self) -> "TargetSettings":
@@ -79,7 +81,7 @@ class TargetSettings(Settings):
     @model_validator(mode="after")
     def _layers_can_be_laid_out(self) -> "TargetSettings":
         if self.runner not in ("auto", "eager") and (self.quantize != "none" or self.device_map == "auto"):
-            what = "quantize 4bit" if self.quantize != "none" else "device_map auto"
+            what = f"quantize {self.quantize}" if self.quantize != "none" else "device_map auto"
             raise ValueError(f"asks for {what}, and for the {self.runner} runner, which can't: leave one out")
         return self
 
@@ -250,7 +252,7 @@ class Recipe(Settings):
         if lora is None or target is None:
             return lora
         if target.quantize != "none":
-            raise ValueError("is merged into full weights, and target.quantize asks for 4 bits: leave one out")
+            raise ValueError(f"is merged into full weights, and target.quantize is {target.quantize}: leave one out")
         if target.device_map != "one":
             raise ValueError("learns on one device, and target.device_map asks for several: leave one out")
         if target.dtype == "float16":

@@ -8,6 +8,7 @@ from medusa_cli.errors import RecipeError
 from medusa_cli.recipe import Recipe
 from medusa_cli.recipe_text import load_recipe, resolved
 
+RUNNERS = "auto, eager, packed, blocks, compiled, graphs"
 MEANT = ": did you mean packed?"
 
 
@@ -82,7 +83,7 @@ def test_every_fault_is_named_at_once(file: Path) -> None:
         ("data: {openings: [a, 3]}", "data.openings.1 must be text, not 3: put it in quotes"),
         ("1: 2", "1 is no setting"),
         # choices and patterns
-        ("target: {runner: pack}", "target.runner is one of auto, eager, packed, blocks, compiled, not 'pack'" + MEANT),
+        ("target: {runner: pack}", f"target.runner is one of {RUNNERS}, not 'pack'" + MEANT),
         ("target: {device: gpu}", "target.device is auto, cpu, cuda, cuda:N or mps, not 'gpu'"),
         ("train: {report_to: tensorboard}", "train.report_to is one of none, wandb, not 'tensorboard'"),
     ],
@@ -159,7 +160,7 @@ def test_a_section_that_may_be_left_out_is_on_when_a_setting_of_it_is_given(file
         ("lora: 3", "lora is a section, with its settings indented below it, not 3"),
         (
             "lora: {}\ntarget: {quantize: 4bit}",
-            "lora is merged into full weights, and target.quantize asks for 4 bits: leave one out",
+            "lora is merged into full weights, and target.quantize is 4bit: leave one out",
         ),
         (
             "lora: {}\ntarget: {device_map: auto}",

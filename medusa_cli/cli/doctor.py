@@ -157,7 +157,14 @@ def _numbers(parameter: "torch.Tensor") -> int:
 
 def _distinct(tensors: Any) -> list["torch.Tensor"]:
     """Each tensor once: tied weights share their memory."""
-    return list({tensor.data_ptr(): tensor for tensor in tensors}.values())
+    return list({_address(tensor): tensor for tensor in tensors}.values())
+
+
+def _address(tensor: "torch.Tensor") -> int:
+    """Where a tensor's numbers begin."""
+    from medusa_cli.target.placing import stored
+
+    return stored(tensor)[0].data_ptr()
 
 
 def _packed_layers(target: "Target") -> list[Any]:
@@ -179,12 +186,14 @@ def _packed_numbers(target: "Target") -> int:
 def _weights_bytes(target: "Target") -> int:
     """Memory the weights take as they are held, in bytes."""
     from medusa_cli.kernels.blocks import BlockLinear
+    from medusa_cli.target.placing import stored
 
     layers = _packed_layers(target)
-    stored = [layer.blocks.stored for layer in layers if isinstance(layer, BlockLinear)]
-    plain = sum(tensor.numel() * tensor.element_size() for tensor in _distinct([*target.model.parameters(), *stored]))
+    in_blocks = [layer.blocks.stored for layer in layers if isinstance(layer, BlockLinear)]
+    plain = [part for parameter in target.model.parameters() for part in stored(parameter)]
+    held = sum(tensor.numel() * tensor.element_size() for tensor in _distinct([*plain, *in_blocks]))
     packed = sum(layer.in_features * layer.out_features for layer in layers if layer.packed is not None)
-    return plain + packed * target.dtype.itemsize
+    return held + packed * target.dtype.itemsize
 
 
 def _heads(heads: str | None, target: "Target") -> str | None:

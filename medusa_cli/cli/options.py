@@ -15,7 +15,7 @@ from medusa_cli.recipe import Recipe, Settings, TargetSettings
 from medusa_cli.shelf import find_recipe, nearest_recipe
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
-RunnerName = Literal["auto", "eager", "packed", "blocks", "compiled"]
+RunnerName = Literal["auto", "eager", "packed", "blocks", "compiled", "graphs"]
 DrafterName = Literal["medusa", "hydra", "ngram", "mixed", "none"]
 AttentionName = Literal["auto", "eager", "sdpa", "grouped"]
 

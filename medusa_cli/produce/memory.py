@@ -23,8 +23,8 @@ TRAINED_COPIES, SAVED_COPIES = 4, 3
 FIRST_LAYER, FURTHER_LAYER = 8, 4
 # logits, softmax, and what its gradient is multiplied from
 LOGITS = 3
-# NF4: half a byte, and a float32 for each block of 64
-BYTES_IN_4_BITS = 0.5 + 4 / 64
+# of a weight. NF4: half a byte, and a float32 for each block of 64; int8: a byte, and next to nothing for the outputs
+QUANTISED = {"4bit": 0.5 + 4 / 64, "8bit": 1.0}
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ class Model:
     output: int
     tied: bool
 
-    def bytes(self, itemsize: int, *, in_4_bits: bool) -> int:
-        """As the library holds them."""
-        if not in_4_bits:
+    def bytes(self, itemsize: int, *, each: float | None) -> int:
+        """As the library holds them; `each`: bytes of a quantised weight, if linear layers are quantised."""
+        if each is None:
             return self.numbers * itemsize
-        return int((self.numbers - self.linear) * itemsize + self.linear * BYTES_IN_4_BITS)
+        return int((self.numbers - self.linear) * itemsize + self.linear * each)
 
-    def held(self, itemsize: int, *, in_4_bits: bool, packed: bool) -> int:
+    def held(self, itemsize: int, *, each: float | None, packed: bool) -> int:
         """As they are held from then on: packed, a tied output matrix is a copy of the embeddings."""
         extra = self.output * itemsize if packed and self.tied else 0
-        return self.bytes(itemsize, in_4_bits=in_4_bits) + extra
+        return self.bytes(itemsize, each=each) + extra
 
 
 def memory_of(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
@@ -83,10 +83,10 @@ def memory_of(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
     text, data = config.get_text_config(), recipe.data
     device, dtype = _device(recipe), _dtype(recipe)
     on_cpu = device is not None and device.type == "cpu"
-    in_4_bits, model = recipe.target.quantize == "4bit", model_of(config)
+    each, model = QUANTISED.get(recipe.target.quantize), model_of(config)
     packed = packs(recipe)
-    held = model.held(dtype.itemsize, in_4_bits=in_4_bits, packed=packed)
-    weights = model.bytes(dtype.itemsize, in_4_bits=in_4_bits)
+    held = model.held(dtype.itemsize, each=each, packed=packed)
+    weights = model.bytes(dtype.itemsize, each=each)
     stored = model.numbers * (getattr(config, "dtype", None) or torch.float32).itemsize
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads

@@ -4,7 +4,7 @@ It knows no drafter and no rule; it is told where the next forward writes and wh
 Shape letters: B rows, N tree nodes, D places on a path, C cache columns, H key/value heads, E head width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,21 @@ from medusa_cli.kernels.attend import Nodes, attend
 from medusa_cli.trees.tree import TokenTree
 
 BLOCK = 128  # columns a layer grows by: few reallocations, little waste
+
+
+Allocate = Callable[[str, tuple[int, int, int, int], Tensor], Tensor]
+"""(keys or values, shape [rows, H, C, E], like) -> room for them, of C columns at least"""
+
+
+def fresh(kind: str, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
+    """New memory, as many columns as asked for."""
+    return torch.zeros(shape, dtype=like.dtype, device=like.device)
+
+
+def on(device: torch.device, numbers: Sequence[int]) -> Tensor:
+    """Numbers of the host on a device, without waiting until it has them."""
+    held = torch.tensor(numbers, pin_memory=device.type == "cuda")
+    return held.to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -40,14 +55,14 @@ class TreeLayer(CacheLayerMixin):
         self.num_rows = num_rows
         self.capacity = capacity
         self.window = window
+        self.allocate: Allocate = fresh
         self.attended = False  # whether attention came back to this layer
         self.place: Place | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take the heads, width, dtype and device of the first keys and values."""
         self.device = key_states.device
-        self.keys = self._room_for(key_states)
-        self.values = self._room_for(value_states)
+        self._take_room(key_states, value_states)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -58,8 +73,7 @@ class TreeLayer(CacheLayerMixin):
         assert self.place is not None, "TreeCache.place() comes before every forward"
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        if self.place.used > self.capacity:
-            self._grow(self.place.used)
+        self.make_room(self.place.used)
         if self.place.nodes is not None:
             key_states.tree_layer = self  # type: ignore[attr-defined]
             return key_states, value_states
@@ -76,8 +90,7 @@ class TreeLayer(CacheLayerMixin):
 
     def room(self, place: Place) -> tuple[Tensor, Tensor, int | None]:
         """Keys and values of the placed rows, grown to the columns in use, and the window."""
-        if place.used > self.capacity:
-            self._grow(place.used)
+        self.make_room(place.used)
         return self.keys[place.rows], self.values[place.rows], self.window
 
     def _write(self, store: Tensor, new: Tensor) -> Tensor:
@@ -91,16 +104,23 @@ class TreeLayer(CacheLayerMixin):
             rows[every, :, place.columns_BN.to(new.device)] = new.transpose(1, 2)
         return rows[:, :, : place.used]
 
-    def _room_for(self, like: Tensor) -> Tensor:
-        shape = (self.num_rows, like.shape[1], self.capacity, like.shape[3])
-        return torch.zeros(shape, dtype=like.dtype, device=like.device)
-
-    def _grow(self, columns: int) -> None:
+    def make_room(self, columns: int) -> None:
+        """Hold at least so many columns, with what is in them."""
+        if columns <= self.capacity:
+            return
         held = self.keys, self.values
         self.capacity = -(-columns // BLOCK) * BLOCK
-        self.keys, self.values = map(self._room_for, held)
+        self._take_room(*held)
         self.keys[:, :, : held[0].shape[2]] = held[0]
         self.values[:, :, : held[1].shape[2]] = held[1]
+
+    def _take_room(self, *like: Tensor) -> None:
+        """New keys and values, in number of heads, width, dtype and device like these two."""
+        self.keys, self.values = (
+            self.allocate(kind, (self.num_rows, each.shape[1], self.capacity, each.shape[3]), each)
+            for kind, each in zip(("keys", "values"), like, strict=True)
+        )
+        self.capacity = min(self.keys.shape[2], self.values.shape[2])
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The library builds no mask for us; it still asks."""
@@ -138,7 +158,7 @@ class TreeCache(Cache):
         """
         lengths = self.lengths[rows]
         start = lengths[0] if len(set(lengths)) == 1 else None
-        columns_BN = torch.tensor(lengths, device=device)[:, None] + torch.arange(num_nodes, device=device)
+        columns_BN = on(device, lengths)[:, None] + torch.arange(num_nodes, device=device)
         place = Place(
             slice(rows.start or 0, (rows.start or 0) + len(lengths)),
             columns_BN,
@@ -177,7 +197,7 @@ class TreeCache(Cache):
         """Columns length + path[d] go to length + d. Places past a path's end stay as they are."""
         num_rows, num_places = path_BD.shape
         device = path_BD.device
-        to_BD = torch.tensor(self.lengths[:num_rows], device=device)[:, None] + torch.arange(num_places, device=device)
+        to_BD = on(device, self.lengths[:num_rows])[:, None] + torch.arange(num_places, device=device)
         from_BD = torch.where(path_BD < 0, to_BD, to_BD[:, :1] + path_BD)
         if num_rows == 1:
             start = self.lengths[0]

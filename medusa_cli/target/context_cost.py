@@ -18,6 +18,7 @@ from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.clock import now
 from medusa_cli.target.model import Target
+from medusa_cli.target.placing import stored
 from medusa_cli.target.step_cost import undisturbed
 from medusa_cli.trees.contexts import ContextCost
 from medusa_cli.trees.tree import TokenTree
@@ -135,4 +136,4 @@ def _layer_bytes(layer: nn.Linear | PackedLinear) -> int:
 
 
 def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return sum(part.numel() * part.element_size() for part in stored(tensor))

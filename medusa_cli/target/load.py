@@ -11,18 +11,16 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as library_logging
 
 from medusa_cli.errors import TargetError
-from medusa_cli.kernels.native import CannotCompile
-from medusa_cli.kernels.packed import can_pack
 from medusa_cli.recipe import TargetSettings
-from medusa_cli.target import attention, compiled
+from medusa_cli.target import attention
 from medusa_cli.target.adapter import StoredAdapter, merge
+from medusa_cli.target.attach import attach_compiled, attach_graphs, runner_for
 from medusa_cli.target.check import checked
 from medusa_cli.target.convert import converted
-from medusa_cli.target.export import CannotExport
 from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer
-from medusa_cli.target.masks import MaskKinds
-from medusa_cli.target.model import Identity, Target, takes_mapping
-from medusa_cli.target.placing import placing_of, refuse_offload
+from medusa_cli.target.masks import MaskKinds, takes_mapping
+from medusa_cli.target.model import Identity, Target
+from medusa_cli.target.placing import placing_of, refuse_offload, stored
 from medusa_cli.target.refuse import refuse_config, refuse_model
 from medusa_cli.target.runner import keep_freed_memory, lay_out
 from medusa_cli.target.sources import Source, find_source, licence_of
@@ -63,10 +61,8 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: S
     fingerprint = fingerprint_of(model)
     if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
         fingerprint = merge(model, adapter, fingerprint)
-    weight = model.get_input_embeddings().weight
-    replaceable = settings.quantize == "none" and settings.device_map == "one"
-    wanted = choose_runner(settings.runner, weight.device, weight.dtype) if replaceable else "eager"
-    runner = lay_out(model, "compiled" if wanted == "auto" and is_compiled(model) else wanted)
+    wanted = runner_for(model, settings, fingerprint)
+    runner = lay_out(model, wanted)
     identity = Identity(
         settings.model,
         fingerprint,
@@ -77,21 +73,10 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: S
     )
     target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
     if runner == "compiled":
-        attach_compiled(target)
+        attach_compiled(target, by_measurement=settings.runner == "auto")
+    if runner == "graphs":
+        attach_graphs(target, by_measurement=settings.runner == "auto")
     return target
-
-
-def attach_compiled(target: Target) -> None:
-    """Compile the target's forward over a few nodes, unless an earlier run did. Raises TargetError where it can't."""
-    if not target.attends_natively:
-        raise TargetError(
-            f"the compiled runner can't run {target.name}: its attention ({target.identity.attention}) has no kernel",
-            "use --runner auto",
-        )
-    try:
-        target.compiled = compiled.CompiledForward(target.model, compiled.build(target.model, target.mask_mapping))
-    except (CannotCompile, CannotExport) as error:
-        raise TargetError(f"the compiled runner can't run {target.name}: {error}", "use --runner auto") from error
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -119,24 +104,6 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     if device.type == "cpu" and torch.cpu._is_amx_tile_supported():
         return torch.bfloat16
     return torch.float32
-
-
-def choose_runner(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
-    """`auto` stays as it is where layers can be replaced: their weights say which layout is best."""
-    possible = can_pack(device, dtype)
-    if wanted in ("packed", "blocks", "compiled") and not possible:
-        raise TargetError(f"the {wanted} runner needs float32 on a CPU, not {dtype} on {device}", "use --runner eager")
-    return wanted if possible else "eager"
-
-
-def is_compiled(model: Any) -> bool:
-    """Whether an earlier run compiled the forward of models like this one on this machine."""
-    if model.config._attn_implementation != attention.NAME:
-        return False
-    try:
-        return compiled.is_built(compiled.folder_of(model))
-    except CannotCompile:
-        return False
 
 
 def choose_attention(wanted: str, config: Any) -> str:
@@ -199,9 +166,11 @@ def fingerprint_of(model: Any) -> str:
 
 
 def _float_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Parameters by name; of a quantised one the largest number of each block, which is exact on every device."""
+    """Parameters by name; of a quantised one the scale of each block, which is exact on every device."""
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point():
+        if len(parts := stored(parameter)) > 1:
+            yield from ((f"{name} {part.dtype}", part) for part in parts if part.is_floating_point())
+        elif parameter.is_floating_point():
             yield name, parameter
         elif hasattr(parameter, "quant_state"):
             yield f"{name} {parameter.quant_state.quant_type}", parameter.quant_state.absmax

@@ -4,18 +4,20 @@ A column holds a committed token when it lies before its row's length, and node 
 Shape letters: B rows, N tree nodes, C cache columns.
 """
 
+import inspect
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from medusa_cli.target.cache import Place
-from medusa_cli.trees.tree import TokenTree
+from medusa_cli.trees.tree import Ancestry
 
 MaskKinds = Mapping[str, int | None]  # layer kind -> window in tokens, None for full attention
 
 
-def tree_masks(tree: TokenTree, place: Place, kinds: MaskKinds, dtype: torch.dtype) -> dict[str, Tensor]:
+def tree_masks(tree: Ancestry, place: Place, kinds: MaskKinds, dtype: torch.dtype) -> dict[str, Tensor]:
     """One additive mask [B or 1, 1, N, C] (0 where a node may look, the dtype's minimum elsewhere) per layer kind.
 
     Float and additive, because eager attention adds a boolean mask as if it were numbers.
@@ -29,12 +31,20 @@ def tree_masks(tree: TokenTree, place: Place, kinds: MaskKinds, dtype: torch.dty
     return masks
 
 
-def positions(tree: TokenTree, place: Place) -> Tensor:
+def positions(tree: Ancestry, place: Place) -> Tensor:
     """Position of every node [B, N]: its row's length plus its depth."""
     return place.columns_BN[:, :1] + tree.depths_XN
 
 
-def _visible(tree: TokenTree, place: Place) -> Tensor:
+def takes_mapping(model: Any) -> bool:
+    """Whether this architecture picks a mask per layer kind out of a mapping.
+
+    Read off the stock forward, which tests its mask for being a dict exactly when it takes one.
+    """
+    return "attention_mask, dict)" in inspect.getsource(type(model.base_model).forward)
+
+
+def _visible(tree: Ancestry, place: Place) -> Tensor:
     """Which columns each node may look at in full attention [B or 1, N, C]."""
     num_nodes = tree.num_nodes
     if place.start is not None:
@@ -48,7 +58,7 @@ def _visible(tree: TokenTree, place: Place) -> Tensor:
     return (node_BC < 0)[:, None] | (ancestors_BNN.gather(2, index_BNC) & inside_BC[:, None])
 
 
-def _within(tree: TokenTree, place: Place, window: int) -> Tensor:
+def _within(tree: Ancestry, place: Place, window: int) -> Tensor:
     """Columns whose position is less than `window` before the node's [B, N, C]."""
     node_BC = _node_of_column(place)
     depths_BN = tree.depths_XN.expand(len(node_BC), -1)

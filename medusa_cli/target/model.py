@@ -20,8 +20,9 @@ from medusa_cli.target import attention
 from medusa_cli.target.cache import Place, TreeCache
 from medusa_cli.target.compiled import CompiledForward
 from medusa_cli.target.export import MOST_TOKENS
-from medusa_cli.target.masks import MaskKinds, positions, tree_masks
-from medusa_cli.trees.tree import TokenTree
+from medusa_cli.target.graphs import GraphedForward, Inputs
+from medusa_cli.target.masks import MaskKinds, positions, takes_mapping, tree_masks
+from medusa_cli.trees.tree import Ancestry, TokenTree
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Target:
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._takes_mapping = takes_mapping(model)
         self.compiled: CompiledForward | None = None
+        self.graphed: GraphedForward | None = None
         self._wanted_BN: Tensor | None = None
         self._hidden: Tensor | None = None
         model.get_output_embeddings().register_forward_pre_hook(self._before_output)
@@ -151,11 +153,14 @@ class Target:
         """Bytes that one token takes in the cache, all layers together: measured."""
         cache = self.new_cache(1, 1)
         self.prefill([[0]], cache)
-        return cache.num_bytes()
+        return cache.num_bytes() // cache.layers[0].capacity
 
     def new_cache(self, num_rows: int, capacity: int) -> TreeCache:
         """An empty cache for `num_rows` rows with room for `capacity` columns each (it grows when needed)."""
-        return TreeCache(self.num_layers, num_rows, capacity, self._windows)
+        cache = TreeCache(self.num_layers, num_rows, capacity, self._windows)
+        if self.graphed is not None:
+            self.graphed.arena.lend_to(cache)
+        return cache
 
     @cached_property
     def _windows(self) -> list[int | None]:
@@ -170,7 +175,7 @@ class Target:
 
         Tried with one node: some models rework what the cache gives back, and attention never meets the layer again.
         """
-        if self.identity.runner == "eager" or self.identity.attention != attention.NAME or not can_attend():
+        if self.identity.runner in ("eager", "graphs") or self.identity.attention != attention.NAME or not can_attend():
             return False
         cache, root = self.new_cache(1, 1), TokenTree.empty()
         self._call(torch.zeros(1, 1, dtype=torch.long), root, cache.place(slice(0, 1), 1, self.device, root), cache)
@@ -237,11 +242,25 @@ class Target:
     ) -> Seen:
         """One forward over the nodes of a tree; hidden states and logits at the `wanted` nodes, or at all."""
         tree = tree.to(self.device)
+        if self.graphed is not None and wanted_BW is None and self.graphed.takes(tree.num_nodes, cache):
+            return self.graphed(tokens_BN, tree, cache)
         native = self.attends_natively and tree.num_nodes <= MOST_NODES
         place = cache.place(rows, tree.num_nodes, self.device, tree if native else None)
         if self.compiled is not None and native and wanted_BW is None and tokens_BN.numel() <= MOST_TOKENS:
             assert place.nodes is not None
             return self.compiled(tokens_BN, self._positions(tree, place), place.nodes, cache.stores(place))
+        return self._run(tokens_BN, tree, place, cache, wanted_BW)
+
+    @torch.inference_mode()
+    def at(self, inputs: Inputs, cache: TreeCache) -> Seen:
+        """The forward over inputs of a fixed place, as it is recorded: nothing in it is read on the host."""
+        place = inputs.place()
+        for layer in cache.layers:
+            layer.place = place
+        return self._run(inputs.tokens_BN, inputs, place, cache, None)
+
+    def _run(self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache, wanted_BW: Tensor | None) -> Seen:
+        """One forward that writes where `place` says."""
         self._wanted_BN = wanted_BW
         try:
             out = self._call(tokens_BN, tree, place, cache)
@@ -254,7 +273,7 @@ class Target:
         hidden_BNH = self._hidden if wanted_BW is None else _take(self._hidden, wanted_BW)
         return Seen(hidden_BNH, out.logits)
 
-    def _call(self, tokens_BN: Tensor, tree: TokenTree, place: Place, cache: TreeCache) -> Any:
+    def _call(self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache) -> Any:
         """The model's forward over the nodes of a tree."""
         return self.model(
             input_ids=tokens_BN,
@@ -264,12 +283,12 @@ class Target:
             **{self._cache_name: cache},
         )
 
-    def _masks(self, tree: TokenTree, place: Place) -> Tensor | dict[str, Tensor]:
+    def _masks(self, tree: Ancestry, place: Place) -> Tensor | dict[str, Tensor]:
         """Models with several kinds of layers take a mapping, the others one tensor."""
         masks = tree_masks(tree, place, self.kinds, self.dtype)
         return next(iter(masks.values())) if self.mask_mapping is None else masks
 
-    def _positions(self, tree: TokenTree, place: Place) -> Tensor:
+    def _positions(self, tree: Ancestry, place: Place) -> Tensor:
         """Nodes past the model's last position get the last one: they can never be kept (see Rows.limit)."""
         positions_BN = positions(tree, place).expand(place.columns_BN.shape[0], -1)
         return positions_BN if self.context_limit is None else positions_BN.clamp(max=self.context_limit - 1)
@@ -280,14 +299,6 @@ class Target:
         if self._wanted_BN is None:
             return inputs
         return (_take(inputs[0], self._wanted_BN), *inputs[1:])
-
-
-def takes_mapping(model: Any) -> bool:
-    """Whether this architecture picks a mask per layer kind out of a mapping.
-
-    Read off the stock forward, which tests its mask for being a dict exactly when it takes one.
-    """
-    return "attention_mask, dict)" in inspect.getsource(type(model.base_model).forward)
 
 
 def _take(hidden_BNH: Tensor, wanted_BW: Tensor) -> Tensor:

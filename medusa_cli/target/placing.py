@@ -1,9 +1,10 @@
-"""Where the weights go and how they are held: on one device or spread over several GPUs, in full or in 4 bits."""
+"""Where the weights go and how they are held: on one device or spread over several GPUs, in full, in 4 bits or in 8."""
 
 from typing import Any
 
 import torch
-from transformers import BitsAndBytesConfig
+from torch import Tensor
+from transformers import BitsAndBytesConfig, TorchAoConfig
 
 from medusa_cli.errors import TargetError
 from medusa_cli.lazy import need
@@ -16,25 +17,37 @@ def placing_of(
 ) -> dict[str, Any] | None:
     """What the library's loader is told; None where there is nothing to tell: full weights on one device.
 
-    Raises TargetError for a file that is quantised already, and MissingExtra when bitsandbytes is not installed.
+    Raises TargetError for a file that is quantised already, and MissingExtra when what quantises is not installed.
     """
     told: dict[str, Any] = {}
-    if settings.quantize == "4bit":
+    if settings.quantize != "none":
         if source.gguf_file:
             raise TargetError(
                 f"{settings.model} is a .gguf file, which can't be quantised again",
                 "leave out target.quantize, or name the model's own folder",
             )
-        need("bitsandbytes", "quantize")
-        # NF4 with plain block scales: one row and many are multiplied by the same weights, so trees stay exact.
-        # LLM.int8 is no choice: what it multiplies in 16 bits depends on the rows beside.
-        told["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-        )
+        told["quantization_config"] = _in_4_bits(dtype) if settings.quantize == "4bit" else _in_8_bits()
         told["device_map"] = {"": device}
     if settings.device_map == "auto":
         told["device_map"] = "auto"
     return told or None
+
+
+def _in_4_bits(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """NF4 with plain block scales: one row and many are multiplied by the same weights, so trees stay exact."""
+    need("bitsandbytes", "quantize")
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+
+
+def _in_8_bits() -> TorchAoConfig:
+    """Weights alone, with a scale for each output. LLM.int8 is no choice: it multiplies by the rows beside."""
+    return TorchAoConfig(need("torchao.quantization", "quantize").Int8WeightOnlyConfig())
+
+
+def stored(parameter: Tensor) -> list[Tensor]:
+    """The tensors that a parameter's numbers lie in: itself, or what torchao keeps behind it."""
+    names = getattr(parameter, "tensor_data_names", None)
+    return [parameter] if names is None else [getattr(parameter, name) for name in names]
 
 
 def refuse_offload(model: Any, name: str) -> None:

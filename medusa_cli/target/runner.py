@@ -1,7 +1,8 @@
-"""How a forward is launched: eager, packed (linear layers in the layouts of medusa_cli/kernels), blocks, or compiled.
+"""How a forward is launched: eager, packed (linear layers in layouts of medusa_cli/kernels), blocks, compiled, graphs.
 
 blocks is packed where a step's few rows read the weights in 4, 8 or 16 bits, for models whose weights can be stored so.
-compiled has layers that read their weights in place, whatever these are, under one program (target/compiled.py).
+compiled has layers that read their weights in place, whatever these are, under one program (target/compiled.py). graphs
+leaves layers as they are and replays what a GPU recorded (target/graphs.py).
 """
 
 import ctypes
@@ -32,15 +33,15 @@ def keep_freed_memory() -> None:
 def lay_out(model: nn.Module, wanted: str) -> str:
     """Give the model, in place, the linear layers of the runner asked for; says which runner it became.
 
-    `auto` is blocks where a compiler is there and weights lie on a grid, else packed. Raises TargetError when blocks
-    were asked for by name and can't be had.
+    `auto` is what is quickest as far as is known (target/quickest.py finds out): blocks where a compiler is there and
+    weights lie on a grid, else packed. Raises TargetError when blocks were asked for by name and can't be had.
     """
-    if wanted == "eager":
+    if wanted in ("eager", "graphs"):
         return wanted
     if wanted == "packed":
         pack(model, blocks=False)
         return wanted
-    reason = _why_no_blocks()
+    reason = why_no_blocks()
     if wanted == "compiled":
         if reason is not None:
             raise TargetError(f"the compiled runner can't run: {reason}", "install a C++ compiler, or --runner packed")
@@ -57,7 +58,7 @@ def lay_out(model: nn.Module, wanted: str) -> str:
     return "packed"
 
 
-def _why_no_blocks() -> str | None:
+def why_no_blocks() -> str | None:
     """What keeps the compiled functions away, in words; None when they are there."""
     try:
         functions()

@@ -5,6 +5,7 @@ Shape letters: X = 1 (one tree for all rows) or B (one each), N nodes with the r
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,6 +13,22 @@ from torch import Tensor
 from medusa_cli.errors import TreeError
 
 Path = tuple[int, ...]
+
+
+class Ancestry(Protocol):
+    """Of a tree what masks and positions need."""
+
+    @property
+    def num_nodes(self) -> int:
+        """N, the root included."""
+
+    @property
+    def ancestors_XNN(self) -> Tensor:
+        """[n, m] is True when m is n or above n."""
+
+    @property
+    def depths_XN(self) -> Tensor:
+        """0 for the root."""
 
 
 class TokenTree:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.produce.memory import learning_bytes, model_of
+from medusa_cli.produce.memory import QUANTISED, learning_bytes, model_of
 from medusa_cli.recipe import Recipe
 from tests.cli.harness import make_model
 from tests.memory_table import arguments, compare
@@ -34,9 +34,9 @@ def test_a_tied_output_matrix_is_counted_once_until_it_is_packed() -> None:
     assert tied.tied
     assert not own.tied
     assert own.numbers - tied.numbers == tied.output == 97 * 32
-    assert tied.held(4, in_4_bits=False, packed=True) == own.held(4, in_4_bits=False, packed=True) == own.numbers * 4
-    assert tied.held(2, in_4_bits=False, packed=False) == tied.numbers * 2
-    assert tied.bytes(4, in_4_bits=True) < tied.numbers * 4
+    assert tied.held(4, each=None, packed=True) == own.held(4, each=None, packed=True) == own.numbers * 4
+    assert tied.held(2, each=None, packed=False) == tied.numbers * 2
+    assert tied.bytes(4, each=QUANTISED["4bit"]) < tied.numbers * 4
 
 
 def test_a_run_takes_the_memory_that_was_planned(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where weights go and how they are held: spread over several GPUs, or in 4 bits."""
+"""Where weights go and how they are held: spread over several GPUs, or in 4 or 8 bits."""
 
 import subprocess
 import sys
@@ -7,18 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import MissingExtra, RecipeError, TargetError
+from medusa_cli.produce.memory import QUANTISED, model_of
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.recipe_text import load_recipe
 from medusa_cli.target import load as load_room
+from medusa_cli.target.context_cost import weight_bytes
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
+from medusa_cli.target.placing import stored
 from tests.fakes import OracleDrafter, wide
 from tests.tiny_folders import save_gguf, save_tiny
 
@@ -78,7 +81,8 @@ def test_a_model_that_finds_no_room_on_the_gpus_is_refused(
         (["target.device_map=auto", "target.device=cpu"], "target spreads the layers by device_map auto, and names"),
         (["target.device_map=auto", "target.runner=packed"], "target asks for device_map auto, and for the packed"),
         (["target.quantize=4bit", "target.runner=blocks"], "target asks for quantize 4bit, and for the blocks runner"),
-        (["target.quantize=8bit"], "target.quantize is one of none, 4bit, not '8bit': did you mean 4bit?"),
+        (["target.quantize=8bit", "target.runner=graphs"], "target asks for quantize 8bit, and for the graphs runner"),
+        (["target.quantize=3bit"], "target.quantize is one of none, 4bit, 8bit, not '3bit': did you mean"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: list[str], words: str) -> None:
@@ -86,7 +90,7 @@ def test_settings_that_contradict_each_other_are_refused(settings: list[str], wo
         load_recipe(None, settings)
 
 
-# --- 4 bits ---
+# --- 4 and 8 bits ---
 
 
 def load(name: Path, **settings: Any) -> Target:
@@ -98,24 +102,33 @@ def text_of(target: Target, drafter: Any = None) -> list[int]:
     return collect(Parts(target, drafter or NoDrafter(), Greedy()), [prompt], Limits(24))[0].token_ids
 
 
-def test_without_bitsandbytes_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+@pytest.mark.parametrize(("quantize", "package"), [("4bit", "bitsandbytes"), ("8bit", "torchao")])
+def test_without_the_package_the_extra_is_named(
+    quantize: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra) as caught:
-        load(save_tiny(tmp_path / "model"), quantize="4bit")
+        load(save_tiny(tmp_path / "model"), quantize=quantize)
+    assert package in caught.value.message
     assert caught.value.hint == "pip install 'medusa-heads[quantize]'"
 
 
-def test_a_gguf_file_is_not_quantised_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantize", ["4bit", "8bit"])
+def test_a_gguf_file_is_not_quantised_again(tmp_path: Path, quantize: str) -> None:
     with pytest.raises(TargetError, match="can't be quantised again"):
-        load(save_gguf(tmp_path / "tiny.gguf"), quantize="4bit")
+        load(save_gguf(tmp_path / "tiny.gguf"), quantize=quantize)
 
 
-def test_a_tree_on_4_bits_writes_what_the_library_writes_on_4_bits(tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
-    target = load(save_tiny(tmp_path / "model", **WIDER), quantize="4bit")
+@pytest.mark.parametrize(("quantize", "dtype"), [("4bit", torch.uint8), ("8bit", torch.int8)])
+def test_a_tree_on_few_bits_writes_what_the_library_writes_on_them(
+    tmp_path: Path, quantize: str, dtype: torch.dtype
+) -> None:
+    target = load(save_tiny(tmp_path / "model", **WIDER), quantize=quantize)
     assert target.identity.runner == "eager"
-    held = {parameter.dtype for parameter in target.model.model.layers.parameters()}
-    assert torch.uint8 in held
+    held = {part.dtype for parameter in target.model.model.layers.parameters() for part in stored(parameter)}
+    assert dtype in held
     plain = text_of(target)
     assert len(set(plain)) > 5
     prompt = torch.tensor([[5, 7, 11]])
@@ -124,14 +137,23 @@ def test_a_tree_on_4_bits_writes_what_the_library_writes_on_4_bits(tmp_path: Pat
     assert text_of(target, OracleDrafter([[5, 7, 11, *plain]], wide)) == plain
 
 
-def test_4_bits_are_other_weights_and_the_same_ones_each_time(tmp_path: Path) -> None:
-    pytest.importorskip("bitsandbytes")
+@pytest.mark.parametrize("quantize", ["4bit", "8bit"])
+def test_few_bits_take_less_memory_and_are_counted(tmp_path: Path, quantize: str) -> None:
     folder = save_tiny(tmp_path / "model", **WIDER)
-    full, held, again = (load(folder, quantize=quantize).fingerprint for quantize in ("none", "4bit", "4bit"))
+    full, few = (weight_bytes(load(folder, quantize=how)) for how in ("none", quantize))
+    model = model_of(AutoConfig.from_pretrained(folder))
+    planned = model.bytes(4, each=QUANTISED[quantize]) - model.bytes(4, each=None)
+    assert few - full == pytest.approx(planned, rel=0.1)
+
+
+@pytest.mark.parametrize("quantize", ["4bit", "8bit"])
+def test_few_bits_are_other_weights_and_the_same_ones_each_time(tmp_path: Path, quantize: str) -> None:
+    folder = save_tiny(tmp_path / "model", **WIDER)
+    full, held, again = (load(folder, quantize=how).fingerprint for how in ("none", quantize, quantize))
     assert held == again != full
     # adapters that were merged change linear layers alone
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.mul_(1.1)
     model.save_pretrained(folder)
-    assert load(folder, quantize="4bit").fingerprint != held
+    assert load(folder, quantize=quantize).fingerprint != held

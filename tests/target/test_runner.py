@@ -9,7 +9,7 @@ from medusa_cli.kernels.blocks import BlockLinear
 from medusa_cli.kernels.native import CannotCompile
 from medusa_cli.kernels.packed import PackedLinear, can_pack
 from medusa_cli.target import runner as runner_room
-from medusa_cli.target.load import choose_runner
+from medusa_cli.target.attach import choose_runner
 from medusa_cli.target.runner import pack
 from tests.tiny_models import quantised_model, target_of, tiny_model
 

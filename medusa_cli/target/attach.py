@@ -1,0 +1,103 @@
+"""The runner that a target gets: the one asked for, or what `auto` finds to be the quickest here."""
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from medusa_cli.errors import TargetError
+from medusa_cli.kernels.native import CannotCompile
+from medusa_cli.kernels.packed import can_pack
+from medusa_cli.recipe import TargetSettings
+from medusa_cli.target import attention, compiled
+from medusa_cli.target.export import CannotExport
+from medusa_cli.target.graphs import GraphedForward, on_cuda
+from medusa_cli.target.model import Target
+from medusa_cli.target.quickest import is_quicker, quickest_layout, step_seconds
+from medusa_cli.target.runner import why_no_blocks
+
+logger = logging.getLogger(__name__)
+
+
+def runner_for(model: Any, settings: TargetSettings, fingerprint: str) -> str:
+    """The runner asked for, or what `auto` finds. Raises TargetError for one that can't be."""
+    weight = model.get_input_embeddings().weight
+    if settings.quantize != "none" or settings.device_map != "one":
+        return "eager"
+    wanted = choose_runner(settings.runner, weight.device, weight.dtype)
+    if wanted != "auto":
+        return wanted
+    return "compiled" if is_compiled(model) else quickest_layout(model, fingerprint, blocks=why_no_blocks() is None)
+
+
+def choose_runner(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
+    """`auto` stays as it is where layers can be replaced, to be found out; on a GPU it is graphs, else eager."""
+    if wanted in ("packed", "blocks", "compiled") and not can_pack(device, dtype):
+        raise TargetError(f"the {wanted} runner needs float32 on a CPU, not {dtype} on {device}", "use --runner eager")
+    if wanted == "graphs" and device.type != "cuda":
+        raise TargetError(f"the graphs runner needs a CUDA device, not {device}", "use --runner auto")
+    if wanted != "auto" or can_pack(device, dtype):
+        return wanted
+    return "graphs" if device.type == "cuda" else "eager"
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether an earlier run compiled the forward of models like this one on this machine."""
+    if model.config._attn_implementation != attention.NAME:
+        return False
+    try:
+        return compiled.is_built(compiled.folder_of(model))
+    except CannotCompile:
+        return False
+
+
+def attach_compiled(target: Target, *, by_measurement: bool = False) -> None:
+    """Compile the target's forward over a few nodes, unless an earlier run did. Raises TargetError where it can't.
+
+    by_measurement   leave it out again where steps are quicker without
+    """
+    if not target.attends_natively:
+        raise TargetError(
+            f"the compiled runner can't run {target.name}: its attention ({target.identity.attention}) has no kernel",
+            "use --runner auto",
+        )
+    try:
+        target.compiled = compiled.CompiledForward(target.model, compiled.build(target.model, target.mask_mapping))
+    except (CannotCompile, CannotExport) as error:
+        raise TargetError(f"the compiled runner can't run {target.name}: {error}", "use --runner auto") from error
+    forward = target.compiled
+
+    def attach(on: bool) -> None:
+        target.compiled = forward if on else None
+
+    if by_measurement and not is_quicker(target, "compiled", attach):
+        target.compiled = None
+        target.identity = replace(target.identity, runner="blocks")
+
+
+def attach_graphs(target: Target, *, by_measurement: bool = False) -> None:
+    """Record the target's forwards over a few nodes from now on. Raises TargetError where that can't be.
+
+    by_measurement   leave it out again where it can't be, or steps are quicker without
+    """
+    forward = GraphedForward(target.at, on_cuda(target.device), target.device)
+
+    def attach(on: bool) -> None:
+        target.graphed = forward if on else None
+
+    attach(True)
+    try:
+        step_seconds(target)
+        keep = not by_measurement or is_quicker(target, "graphs", attach)
+    except RuntimeError as error:
+        if not by_measurement:
+            reason = " ".join(str(error).split())[:200]
+            raise TargetError(
+                f"the graphs runner can't run {target.name}: {reason}", "use --runner auto, or eager"
+            ) from error
+        logger.info("no CUDA graphs of %s: %s", target.name, error)
+        keep = False
+    if not keep:
+        attach(False)
+        target.identity = replace(target.identity, runner="eager")

@@ -1,0 +1,170 @@
+"""Which runner `auto` takes: the quickest here, by measuring. Remembered for these weights, this machine, its threads.
+
+Layouts of the linear layers are held against each other over some layers of every shape, before the model is laid out;
+whole forwards (compiled, recorded) against the same target without them.
+Shape letters: O outputs, I inputs.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import medusa_cli
+from medusa_cli.atomic import write_atomically
+from medusa_cli.contracts import Draft
+from medusa_cli.home import cache_home
+from medusa_cli.kernels.blocks import BlockLinear
+from medusa_cli.kernels.layout import packed_linear
+from medusa_cli.kernels.packed import PackedLinear
+from medusa_cli.target.clock import now
+from medusa_cli.target.costs import machine_of
+from medusa_cli.target.model import Target
+from medusa_cli.trees.tree import TokenTree
+
+LEAST_NUMBERS = 2**22  # a clock can't tell the layouts of a smaller model apart: it gets the first
+AHEAD = 1.1  # what comes later in the order is taken when it is this much quicker: less may be noise
+ROWS = (1, 8)  # a plain step, and one with guesses
+OUT_OF_CACHE = 2**26  # bytes of float weights read in turns: a step finds none of its weights in a cache either
+ROUNDS = 5
+
+logger = logging.getLogger(__name__)
+
+
+def quickest_layout(model: nn.Module, fingerprint: str, *, blocks: bool) -> str:
+    """blocks, packed or eager: in which the linear layers of a step take the least time. auto: too small to tell.
+
+    blocks   whether these can be had on this machine
+    """
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    if sum(layer.weight.numel() for layer in layers) < LEAST_NUMBERS:
+        return "auto"
+    key = _key("layout", fingerprint, str(blocks))
+    return chosen(_remembered(key, lambda: layout_seconds(layers, blocks=blocks)))
+
+
+def is_quicker(target: Target, name: str, attach: Callable[[bool], None]) -> bool:
+    """Whether steps with a forward of another kind, which `attach(True)` puts in, are no slower than those without."""
+    if sum(map(_numbers, target.model.modules())) < LEAST_NUMBERS:
+        return True
+    key = _key(name, target.fingerprint, target.identity.runner)
+
+    def measure() -> dict[str, float]:
+        seconds = {}
+        for what, on in ((name, True), (f"without {name}", False)):
+            attach(on)
+            seconds[what] = step_seconds(target)
+        attach(True)
+        return seconds
+
+    return chosen(_remembered(key, measure)) == name
+
+
+def chosen(seconds: Mapping[str, float]) -> str:
+    """The first, unless another is clearly quicker."""
+    first, best = next(iter(seconds)), min(seconds, key=lambda name: seconds[name])
+    return best if seconds[first] > AHEAD * seconds[best] else first
+
+
+@torch.inference_mode()
+def layout_seconds(layers: Sequence[nn.Linear], *, blocks: bool) -> dict[str, float]:
+    """Seconds that all these layers take in a plain step and in one over 8 nodes, by layout; the favourite first."""
+    by_shape = defaultdict(list)
+    for layer in layers:
+        by_shape[tuple(layer.weight.shape)].append(layer)
+    makers: dict[str, Callable[[nn.Linear], nn.Module]] = {
+        "blocks": lambda layer: packed_linear(layer.weight, layer.bias, blocks=True),
+        "packed": lambda layer: PackedLinear(layer.weight, layer.bias),
+        "eager": lambda layer: layer,
+    }
+    if not blocks:
+        del makers["blocks"]
+    seconds = {}
+    for name, make in makers.items():
+        total, on_a_grid = 0.0, False
+        for shape, alike in by_shape.items():
+            enough = math.ceil(OUT_OF_CACHE / (4 * math.prod(shape)))
+            made = [make(layer) for layer in alike[:enough]]
+            on_a_grid |= any(isinstance(layer, BlockLinear) for layer in made)
+            total += len(alike) * sum(_seconds_each(made, torch.randn(rows, shape[1])) for rows in ROWS)
+        if name != "blocks" or on_a_grid:
+            seconds[name] = total
+    return seconds
+
+
+def _seconds_each(layers: Sequence[nn.Module], inputs: Tensor) -> float:
+    """Of one of these layers, at the median over rounds through all of them."""
+    times = []
+    for _ in range(ROUNDS + 1):
+        begun = now(inputs.device)
+        for layer in layers:
+            layer(inputs)
+        times.append(now(inputs.device) - begun)
+    return statistics.median(times[1:]) / len(layers)
+
+
+@torch.inference_mode()
+def step_seconds(target: Target) -> float:
+    """Of a plain step, and of one over 8 nodes, together: medians after one to warm up."""
+    cache = target.new_cache(1, 0)
+    target.prefill([[0]], cache)
+    total = 0.0
+    for rows in ROWS:
+        draft = Draft(torch.zeros(1, rows, dtype=torch.long, device=target.device), TokenTree.chain(rows - 1))
+        times = []
+        for _ in range(ROUNDS + 1):
+            begun = now(target.device)
+            target.verify(draft, cache)
+            times.append(now(target.device) - begun)
+        total += statistics.median(times[1:])
+    return total
+
+
+def _numbers(module: nn.Module) -> int:
+    """Weights of a linear layer, however it holds them."""
+    return module.in_features * module.out_features if isinstance(module, nn.Linear | PackedLinear) else 0
+
+
+def _key(what: str, fingerprint: str, how: str) -> dict[str, str]:
+    """All that the outcome depends on."""
+    return {
+        "what": what,
+        "fingerprint": fingerprint,
+        "how": how,
+        "medusa": medusa_cli.__version__,
+        "torch": torch.__version__,
+        "machine": machine_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _remembered(key: Mapping[str, str], measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+    """Seconds by name: those of an earlier run, else measured now and kept. In the order of `measure`."""
+    text = json.dumps(key)
+    file = cache_home() / "runners" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+    seconds = _read(file)
+    if seconds is None:
+        seconds = measure()
+        with suppress(OSError):  # a home that can't be written to costs the same moment again
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, json.dumps({"of": key, "seconds": seconds}))
+    logger.info("%s: %s", key["what"], ", ".join(f"{name} {1000 * took:.1f} ms" for name, took in seconds.items()))
+    return seconds
+
+
+def _read(file: Path) -> dict[str, float] | None:
+    """What an earlier run measured; None when there is nothing, or nothing of use."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))["seconds"]
+        seconds = {str(name): float(took) for name, took in found.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    return seconds if seconds and all(took > 0 and math.isfinite(took) for took in seconds.values()) else None

@@ -1,0 +1,171 @@
+"""A forward that was recorded shows what a fresh one shows, whatever came between.
+
+On a CPU, by a recorder that does as a CUDA graph does: it runs the same operations over the same memory.
+"""
+
+import gc
+
+import pytest
+import torch
+
+from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.contracts import Draft
+from medusa_cli.decode.loop import Parts, collect
+from medusa_cli.decode.rows import Limits
+from medusa_cli.drafters.none import NoDrafter
+from medusa_cli.target.graphs import MOST_GRAPHS, NODES, Bucket, GraphedForward
+from medusa_cli.target.model import Target
+from medusa_cli.trees.tree import TokenTree
+from tests.fakes import DRAFTERS, SHAPES
+from tests.real_drafters import REAL
+from tests.recorder import on_cpu
+from tests.tiny_models import ARCHITECTURES, NUM_NEW, greedy_of, known, prompt_of, target_of, tiny_model
+
+LIMITS = Limits(NUM_NEW)
+CPU = torch.device("cpu")
+
+
+def graphed_target(name: str = "llama", attention: str = "sdpa") -> Target:
+    target = target_of(tiny_model(name), attention)
+    target.graphed = GraphedForward(target.at, on_cpu, CPU)
+    return target
+
+
+def recorded(target: Target) -> list[Bucket]:
+    return list(target.graphed._recorded)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_every_draft_gives_the_greedy_text_on_recorded_forwards(drafter: str, shape: str, num_rows: int) -> None:
+    target, texts = graphed_target(), known("llama")
+    parts = Parts(target, DRAFTERS[drafter](texts.texts, SHAPES[shape]), Greedy())
+    found = collect(parts, texts.prompts[:num_rows], LIMITS, max_rows=num_rows)
+    assert [each.token_ids for each in found] == texts.wanted(num_rows)
+    assert recorded(target)
+
+
+@pytest.mark.parametrize("drafter", REAL)
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_every_drafter_of_ours_gives_the_greedy_text_on_recorded_forwards(name: str, drafter: str) -> None:
+    target, texts = graphed_target(name), known(name)
+    found = collect(Parts(target, REAL[drafter](target, texts.texts), Greedy()), texts.prompts, LIMITS, max_rows=2)
+    assert [each.token_ids for each in found] == texts.wanted(3)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_gives_its_greedy_text_on_recorded_forwards(name: str) -> None:
+    texts = known(name)
+    for attention in ARCHITECTURES[name].attentions:
+        target = graphed_target(name, attention)
+        parts = Parts(target, DRAFTERS["random"](texts.texts, SHAPES["dynamic"]), Greedy())
+        found = collect(parts, texts.prompts, LIMITS, max_rows=3)
+        assert [each.token_ids for each in found] == texts.wanted(3), attention
+        assert recorded(target)
+
+
+def test_one_recording_serves_texts_of_many_lengths_and_every_later_text() -> None:
+    target, texts = graphed_target(), known("llama")
+    for prompt, answer in zip(texts.prompts, texts.wanted(3), strict=True):
+        (found,) = collect(Parts(target, NoDrafter(), Greedy()), [prompt], LIMITS)
+        assert found.token_ids == answer
+    assert recorded(target) == [Bucket(1, 1, 256)]
+
+
+def test_keys_that_had_to_move_are_recorded_anew() -> None:
+    model = tiny_model("llama", max_position_embeddings=1024)
+    prompt = prompt_of(240)
+    target = target_of(model, "sdpa")
+    target.graphed = GraphedForward(target.at, on_cpu, CPU)
+    (found,) = collect(Parts(target, NoDrafter(), Greedy()), [prompt], Limits(30))
+    assert found.token_ids == greedy_of(model, prompt, 30)
+    assert recorded(target) == [Bucket(1, 1, 512)], "those of before point to memory that is no longer the cache's"
+
+
+def test_a_cache_beside_another_one_is_not_recorded_and_both_are_right() -> None:
+    target, texts = graphed_target(), known("llama")
+    cache = target.new_cache(1, 0)
+    target.prefill([texts.prompts[0]], cache)
+    (beside,) = collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[1]], LIMITS)
+    assert beside.token_ids == texts.wanted(2)[1]
+    assert recorded(target) == []
+    draft = Draft(torch.tensor([[texts.answers[0][0]]]), TokenTree.empty())
+    assert int(target.verify(draft, cache).logits_BNV[0, 0].argmax()) == texts.answers[0][1]
+    assert recorded(target) == [Bucket(1, 1, 256)]
+
+
+def test_numbers_that_are_not_finite_do_not_outlive_their_text() -> None:
+    target, texts = graphed_target(), known("llama")
+    cache = target.new_cache(1, 0)
+    target.prefill([prompt_of(40)], cache)
+    with torch.inference_mode():
+        for layer in cache.layers:
+            layer.keys.fill_(torch.nan)
+            layer.values.fill_(torch.inf)
+    del cache, layer
+    gc.collect()
+    (found,) = collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
+    assert found.token_ids == texts.wanted(1)[0]
+    assert recorded(target)
+
+
+def test_a_finished_text_gives_its_place_back() -> None:
+    target, texts = graphed_target(), known("llama")
+    collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
+    assert target.graphed.arena.lend_to(target.new_cache(1, 0)) is False, "the new cache has it"
+
+
+def test_more_nodes_than_are_recorded_run_as_they_are() -> None:
+    target = graphed_target()
+    cache = target.new_cache(1, 0)
+    target.prefill([prompt_of(5)], cache)
+    tokens_1N = torch.tensor([prompt_of(NODES[-1] + 1)])
+    seen = target.verify(Draft(tokens_1N, TokenTree.chain(NODES[-1])), cache)
+    assert seen.logits_BNV.shape[1] == NODES[-1] + 1
+    assert recorded(target) == []
+
+
+def test_the_recordings_used_least_lately_are_forgotten() -> None:
+    target = graphed_target()
+    cache = target.new_cache(MOST_GRAPHS + 1, 0)
+    target.prefill([prompt_of(3)] * (MOST_GRAPHS + 1), cache)
+    for rows in range(1, MOST_GRAPHS + 2):
+        target.verify(Draft(torch.zeros(rows, 1, dtype=torch.long), TokenTree.empty()), cache)
+        target.verify(Draft(torch.zeros(1, 1, dtype=torch.long), TokenTree.empty()), cache)
+    assert len(recorded(target)) == MOST_GRAPHS
+    assert Bucket(1, 1, 256) in recorded(target)
+    assert Bucket(2, 1, 256) not in recorded(target)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "nodes", "wanted"),
+    [
+        ([0], 1, Bucket(1, 1, 256)),
+        ([250, 3], 5, Bucket(2, 8, 512)),
+        ([255], 1, Bucket(1, 1, 256)),
+        ([2040], 16, Bucket(1, 16, 2304)),
+        ([8000], 33, Bucket(1, 48, 8192)),
+        ([8190], 33, Bucket(1, 48, 9216)),
+    ],
+)
+def test_buckets_hold_what_is_asked_and_waste_little(lengths: list[int], nodes: int, wanted: Bucket) -> None:
+    assert Bucket.of(lengths, nodes) == wanted
+
+
+def test_the_recorder_refuses_what_a_graph_can_not_hold() -> None:
+    number = torch.ones(1)
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+        on_cpu(lambda: number.item())
+
+
+def test_the_place_grows_by_a_quarter_and_never_shrinks() -> None:
+    target = graphed_target()
+    sizes = []
+    for rows, columns in ((1, 0), (1, 300), (1, 2000), (3, 100), (1, 2100), (1, 0)):
+        cache = target.new_cache(rows, columns)
+        target.prefill([[1]] * rows, cache)
+        sizes.append(tuple(cache.layers[0].keys.shape[::2]))
+        del cache
+    assert sizes == [(1, 256), (1, 512), (1, 2048), (3, 2048), (1, 2560), (1, 2560)]
+    assert target.graphed.arena._stores[0, "keys"].shape[0] == 3

@@ -1,0 +1,162 @@
+"""`auto` takes what is quickest here, remembers it, and says so."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from medusa_cli.contracts import Seen
+from medusa_cli.errors import TargetError
+from medusa_cli.home import cache_home
+from medusa_cli.kernels.blocks import BlockLinear, functions
+from medusa_cli.kernels.native import CannotCompile
+from medusa_cli.kernels.packed import PackedLinear
+from medusa_cli.target import attach, quickest
+from medusa_cli.target.attach import attach_graphs, choose_runner
+from medusa_cli.target.graphs import Recorded
+from tests.recorder import on_cpu
+from tests.tiny_models import quantised_model, target_of, tiny_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def every_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Models of any size are measured, over few bytes; nothing is remembered from other tests."""
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(quickest, "LEAST_NUMBERS", 1)
+    monkeypatch.setattr(quickest, "OUT_OF_CACHE", 2**14)
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, slow_one: type[nn.Module]) -> list[type[nn.Module]]:
+    """A clock to which layers of one kind take ten times as long; returns what was timed."""
+    timed = []
+
+    def seconds(layers: list[nn.Module], inputs: Any) -> float:
+        layers[0](inputs)
+        timed.append(type(layers[0]))
+        return 10.0 if type(layers[0]) is slow_one else 1.0
+
+    monkeypatch.setattr(quickest, "_seconds_each", seconds)
+    return timed
+
+
+@pytest.mark.parametrize(
+    ("slow_one", "runner"), [(nn.Linear, "blocks"), (PackedLinear, "blocks"), (BlockLinear, "packed")]
+)
+def test_auto_leaves_the_slow_layout(
+    every_size: None, monkeypatch: pytest.MonkeyPatch, slow_one: type[nn.Module], runner: str
+) -> None:
+    try:
+        functions()
+    except CannotCompile as error:
+        pytest.skip(str(error))
+    timed = slow(monkeypatch, slow_one)
+    assert target_of(quantised_model(), runner="auto").identity.runner == runner
+    assert {*timed} == {nn.Linear, PackedLinear, BlockLinear}
+
+
+def test_weights_on_no_grid_are_not_offered_blocks(every_size: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch, nn.Linear)
+    assert target_of(tiny_model("llama"), runner="auto").identity.runner == "packed"
+    layers = [module for module in tiny_model("llama").modules() if type(module) is nn.Linear]
+    assert list(quickest.layout_seconds(layers, blocks=True)) == ["packed", "eager"]
+
+
+def test_where_packing_is_slow_layers_stay_as_they_are(every_size: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow(monkeypatch, PackedLinear)
+    target = target_of(tiny_model("llama"), runner="auto")
+    assert target.identity.runner == "eager"
+    assert not any(isinstance(module, PackedLinear) for module in target.model.modules())
+
+
+def test_the_real_clock_finds_some_seconds_for_every_layout() -> None:
+    layers = [module for module in tiny_model("llama").modules() if type(module) is nn.Linear]
+    assert all(took > 0 for took in quickest.layout_seconds(layers, blocks=False).values())
+
+
+def test_a_small_lead_is_noise_and_a_large_one_counts() -> None:
+    assert quickest.chosen({"blocks": 1.05, "packed": 1.0}) == "blocks"
+    assert quickest.chosen({"blocks": 1.2, "packed": 1.0, "eager": 1.1}) == "packed"
+
+
+def test_what_was_measured_once_is_remembered_and_said(
+    every_size: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    timed = slow(monkeypatch, PackedLinear)
+    with caplog.at_level(logging.INFO):
+        target_of(tiny_model("llama"), runner="auto")
+        measured = len(timed)
+        target_of(tiny_model("llama"), runner="auto")
+    assert len(timed) == measured
+    said = [record.getMessage() for record in caplog.records if "packed" in record.getMessage()]
+    assert len(said) == 2
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("spoilt", ["{", "[]", '{"seconds": {}}', '{"seconds": {"packed": "nan"}}', '{"seconds": 1}'])
+def test_a_spoilt_memory_is_measured_anew(every_size: None, monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
+    timed = slow(monkeypatch, PackedLinear)
+    target_of(tiny_model("llama"), runner="auto")
+    (file,) = (cache_home() / "runners").iterdir()
+    file.write_text(spoilt)
+    measured = len(timed)
+    assert target_of(tiny_model("llama"), runner="auto").identity.runner == "eager"
+    assert len(timed) > measured
+    assert json.loads(file.read_text())["seconds"]
+
+
+def test_a_home_that_can_not_be_written_to_costs_the_measurement_and_no_more(
+    every_size: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow(monkeypatch, PackedLinear)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "file"))
+    assert target_of(tiny_model("llama"), runner="auto").identity.runner == "eager"
+
+
+# --- CUDA graphs, recorded by the tests' recorder ---
+
+
+def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: dict[bool, float]) -> None:
+    """Steps with and without graphs take so long."""
+    monkeypatch.setattr(attach, "on_cuda", lambda device: on_cpu)
+    monkeypatch.setattr(quickest, "step_seconds", lambda target: seconds[target.graphed is not None])
+
+
+@pytest.mark.parametrize(("with_graphs", "runner"), [(1.0, "graphs"), (2.05, "graphs"), (4.0, "eager")])
+def test_auto_records_where_steps_get_no_slower(
+    every_size: None, monkeypatch: pytest.MonkeyPatch, with_graphs: float, runner: str
+) -> None:
+    by_clock(monkeypatch, {True: with_graphs, False: 2.0})
+    target = target_of(tiny_model("llama"), "sdpa")
+    attach_graphs(target, by_measurement=True)
+    assert (target.graphed is not None) == (runner == "graphs")
+    assert target.identity.runner == ("eager" if runner == "eager" else target.identity.runner)
+
+
+def refusing(run: Any) -> Recorded:
+    """Records nothing."""
+    seen: Seen = run()
+    raise RuntimeError(f"operation not permitted when stream is capturing {seen.logits_BNV.shape[0]}")
+
+
+def test_a_model_that_can_not_be_recorded_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "on_cuda", lambda device: refusing)
+    target = target_of(tiny_model("llama"), "sdpa")
+    attach_graphs(target, by_measurement=True)
+    assert target.graphed is None
+    with pytest.raises(TargetError, match="graphs runner can't run tiny: operation not permitted") as caught:
+        attach_graphs(target)
+    assert "--runner auto" in caught.value.hint
+
+
+def test_graphs_are_for_a_gpu() -> None:
+    assert choose_runner("auto", torch.device("cuda"), torch.bfloat16) == "graphs"
+    assert choose_runner("auto", torch.device("mps"), torch.float32) == "eager"
+    with pytest.raises(TargetError, match="graphs runner needs a CUDA device, not cpu"):
+        choose_runner("graphs", CPU, torch.float32)
