@@ -18,10 +18,10 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint type bench bench-gpu bench-writing bench-training exactness fuzz soak map docs clean
+.PHONY: help setup demo test test-8-bits lint type bench bench-gpu bench-writing bench-training exactness fuzz soak map docs clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## install medusa, its tools and the embedded model into $(VENV)
 
@@ -44,6 +44,11 @@ demo: setup ## train small heads, then decode, measure and draw with them
 
 test: setup ## run the tests: CPU, no network
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# transformers imports torchao wherever it is installed, a second at every start: so it lies beside the environment
+test-8-bits: setup ## run the tests of targets held in few bits with torchao at hand
+	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/beside --upgrade -c constraints.txt torchao
+	PYTHONPATH=$(VENV)/beside $(BIN)/python -m pytest $(PYTEST_ARGS) tests/target/test_placing.py
 
 lint: setup ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -38,6 +38,10 @@ class Progress:
         self._draw(self.done, note)
 
 
+# transformers imports torchao wherever it is installed, and that names every kernel it can't load
+CHATTERING = ("torchao", "torch.utils._pytree")
+
+
 class _Listener(logging.Handler):
     """Shows what rooms below the command line report, as lines of log."""
 
@@ -74,6 +78,8 @@ class Console:
         reports = logging.getLogger("medusa_cli")
         reports.setLevel(logging.INFO)
         reports.handlers = [_Listener(self.info)]
+        for name in CHATTERING:
+            logging.getLogger(name).setLevel(logging.ERROR)
 
     def info(self, message: str) -> None:
         """A line of log on stderr."""

@@ -5,7 +5,7 @@ Shape letters: B rows, D places on a path, H hidden.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Literal
 
 import torch
@@ -18,7 +18,10 @@ from medusa_cli.decode.debug import Watch, watching
 from medusa_cli.decode.rows import Limits, Row, Rows
 from medusa_cli.decode.step import take_step
 from medusa_cli.errors import DataError
+from medusa_cli.target.cache import BLOCK
 from medusa_cli.target.model import Target
+
+AHEAD = 512  # tokens of a text that there is room for from the start: many texts end before their budget does
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,11 @@ def _decode(
     join_at: int,
     watches: Sequence[Watch],
 ) -> Iterator[Gain]:
-    waiting = iter(enumerate(prompts))
-    rows = Rows(parts.target.new_cache(max_rows, capacity=0), parts.shaping)
+    numbered = enumerate(prompts)
+    first = list(islice(numbered, max_rows))
+    waiting = chain(first, numbered)
+    columns = max((_columns(prompt, limits) for _, prompt in first), default=0)
+    rows = Rows(parts.target.new_cache(max_rows, columns), parts.shaping)
     while True:
         free = max_rows - len(rows.active)
         joining = list(islice(waiting, free)) if free >= join_at or not rows.active else []
@@ -98,6 +104,12 @@ def _decode(
             _retire(parts, rows)
         elif not joining:
             return
+
+
+def _columns(prompt: Sequence[int], limits: Limits) -> int:
+    """Columns that a text will need, or so many that growing by blocks from there on is a small matter."""
+    ahead = min(max(0, limits.budget(len(prompt))), AHEAD)
+    return -(-(len(prompt) + ahead) // BLOCK) * BLOCK
 
 
 def collect(parts: Parts, prompts: Sequence[Sequence[int]], limits: Limits, max_rows: int = 1) -> list[Generation]:

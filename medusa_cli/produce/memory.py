@@ -13,9 +13,14 @@ from medusa_cli.decode.room import free_bytes
 from medusa_cli.errors import TargetError
 from medusa_cli.kernels.packed import can_pack
 from medusa_cli.recipe import Recipe
+from medusa_cli.target.cache import BLOCK
 from medusa_cli.target.load import choose_device, choose_dtype
+from medusa_cli.target.runner import why_no_blocks
+from medusa_cli.target.sources import find_source
 
-FLOAT = 4  # bytes of a float32
+FLOAT, HALF = 4, 2  # bytes of a float32, and of a number of 16 bits
+# tensors of the inner and of the hidden width that are there at once for each token of a prompt
+READ_INNER, READ_HIDDEN = 4, 12
 # while heads learn: weights, gradients and two moments; a checkpoint is put together in memory without the gradients
 TRAINED_COPIES, SAVED_COPIES = 4, 3
 # [places, heads, hidden] while a piece of a step is learnt from: sums of both inputs, their sum, its SiLU, the blocks,
@@ -35,7 +40,7 @@ class Memory:
 
     base      Python and the libraries, as measured in this process; 0 for a run on a GPU
     weights   of one copy; the target's own model and each further writing process hold one
-    loading   the file, mapped while it is read, and the weights
+    loading   the weights, and the file they are converted from, mapped while it is read
     writing   copies of the weights, keys and values of all rows, and their logits
     training  one copy of the weights, the output matrix in float32, the heads with what the optimizer keeps, and a
               piece of a step or a checkpoint
@@ -66,16 +71,16 @@ class Model:
     output: int
     tied: bool
 
+    @property
+    def laid_out(self) -> int:
+        """Numbers of the layers that the CPU's kernels have layouts for; a tied output is one of them."""
+        return self.linear + self.output
+
     def bytes(self, itemsize: int, *, each: float | None) -> int:
         """As the library holds them; `each`: bytes of a quantised weight, if linear layers are quantised."""
         if each is None:
             return self.numbers * itemsize
         return int((self.numbers - self.linear) * itemsize + self.linear * each)
-
-    def held(self, itemsize: int, *, each: float | None, packed: bool) -> int:
-        """As they are held from then on: packed, a tied output matrix is a copy of the embeddings."""
-        extra = self.output * itemsize if packed and self.tied else 0
-        return self.bytes(itemsize, each=each) + extra
 
 
 def memory_of(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
@@ -83,28 +88,52 @@ def memory_of(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
     text, data = config.get_text_config(), recipe.data
     device, dtype = _device(recipe), _dtype(recipe)
     on_cpu = device is not None and device.type == "cpu"
-    each, model = QUANTISED.get(recipe.target.quantize), model_of(config)
-    packed = packs(recipe)
-    held = model.held(dtype.itemsize, each=each, packed=packed)
-    weights = model.bytes(dtype.itemsize, each=each)
-    stored = model.numbers * (getattr(config, "dtype", None) or torch.float32).itemsize
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    a_token = 2 * text.num_hidden_layers * key_heads * width * dtype.itemsize
+    model, packed = model_of(config), packs(recipe)
+    weights = model.bytes(dtype.itemsize, each=QUANTISED.get(recipe.target.quantize))
+    stored = getattr(config, "dtype", None) or torch.float32
+    mapped = on_cpu and stored == dtype  # the weights are the file's own pages, and stay as long as one of them is used
+    held = weights
+    if packed:
+        held += laid_out_bytes(recipe, model, stored)
+        held -= 0 if mapped else model.laid_out * dtype.itemsize
     copies = data.workers + 1 if data.workers > 1 else 1
     rows = min(data.rows, data.num_samples) * data.workers
-    columns = min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens)
     # the heads read the output matrix itself where it lies in float32 as it was loaded
     output = 0 if dtype == torch.float32 and (model.tied or not packed) else model.output * FLOAT
     learning = learning_bytes(recipe, text.hidden_size, text.vocab_size, head_parameters, packed=on_cpu)
     return Memory(
         base=base_bytes() if on_cpu else 0,
         weights=weights,
-        loading=weights + (stored if on_cpu else 0),
-        writing=copies * held + rows * (columns * a_token + text.vocab_size * FLOAT),
+        loading=weights + (0 if mapped or not on_cpu else model.numbers * stored.itemsize),
+        writing=copies * held + rows * row_bytes(recipe, text, dtype.itemsize),
         training=held + output + learning,
         free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
     )
+
+
+def laid_out_bytes(recipe: Recipe, model: Model, stored: torch.dtype) -> int:
+    """Layers as they would be laid out on this CPU: in as many bits as the weights were stored in, where blocks can."""
+    if recipe.target.runner != "packed" and why_no_blocks() is None:
+        gguf = find_source(recipe.target.model).gguf
+        if gguf is not None and gguf.exists():
+            return gguf.stat().st_size
+        if stored.itemsize == HALF:
+            return model.laid_out * HALF
+        if recipe.target.runner == "compiled":
+            return 0  # read where they lie
+    return model.laid_out * FLOAT
+
+
+def row_bytes(recipe: Recipe, text: Any, itemsize: int) -> int:
+    """One text while it is written: keys and values, logits, and what passes through while its prompt is read."""
+    data = recipe.data
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    a_token = 2 * text.num_hidden_layers * key_heads * width * itemsize
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    columns = -(-min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens) // BLOCK) * BLOCK
+    passing = data.max_prompt_tokens * (READ_INNER * inner + READ_HIDDEN * text.hidden_size) * itemsize
+    return columns * a_token + text.vocab_size * FLOAT + passing
 
 
 def packs(recipe: Recipe) -> bool:

@@ -156,7 +156,9 @@ def _remembered(key: Mapping[str, str], measure: Callable[[], dict[str, float]])
         with suppress(OSError):  # a home that can't be written to costs the same moment again
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps({"of": key, "seconds": seconds}))
-    logger.info("%s: %s", key["what"], ", ".join(f"{name} {1000 * took:.1f} ms" for name, took in seconds.items()))
+    logger.info(
+        "measured for runner auto: %s", ", ".join(f"{name} {1000 * took:.1f} ms" for name, took in seconds.items())
+    )
     return seconds
 
 

@@ -121,10 +121,16 @@ def test_a_gguf_file_is_not_quantised_again(tmp_path: Path, quantize: str) -> No
         load(save_gguf(tmp_path / "tiny.gguf"), quantize=quantize)
 
 
+def need_torchao(quantize: str) -> None:
+    if quantize == "8bit":
+        pytest.importorskip("torchao", reason="make test-8-bits has it")
+
+
 @pytest.mark.parametrize(("quantize", "dtype"), [("4bit", torch.uint8), ("8bit", torch.int8)])
 def test_a_tree_on_few_bits_writes_what_the_library_writes_on_them(
     tmp_path: Path, quantize: str, dtype: torch.dtype
 ) -> None:
+    need_torchao(quantize)
     target = load(save_tiny(tmp_path / "model", **WIDER), quantize=quantize)
     assert target.identity.runner == "eager"
     held = {part.dtype for parameter in target.model.model.layers.parameters() for part in stored(parameter)}
@@ -139,6 +145,7 @@ def test_a_tree_on_few_bits_writes_what_the_library_writes_on_them(
 
 @pytest.mark.parametrize("quantize", ["4bit", "8bit"])
 def test_few_bits_take_less_memory_and_are_counted(tmp_path: Path, quantize: str) -> None:
+    need_torchao(quantize)
     folder = save_tiny(tmp_path / "model", **WIDER)
     full, few = (weight_bytes(load(folder, quantize=how)) for how in ("none", quantize))
     model = model_of(AutoConfig.from_pretrained(folder))
@@ -148,6 +155,7 @@ def test_few_bits_take_less_memory_and_are_counted(tmp_path: Path, quantize: str
 
 @pytest.mark.parametrize("quantize", ["4bit", "8bit"])
 def test_few_bits_are_other_weights_and_the_same_ones_each_time(tmp_path: Path, quantize: str) -> None:
+    need_torchao(quantize)
     folder = save_tiny(tmp_path / "model", **WIDER)
     full, held, again = (load(folder, quantize=how).fingerprint for how in ("none", quantize, quantize))
     assert held == again != full
