@@ -13,7 +13,7 @@ from medusa_cli.errors import TargetError
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention
 from medusa_cli.target.adapter import StoredAdapter, merge
-from medusa_cli.target.attach import attach_compiled, attach_graphs, runner_for
+from medusa_cli.target.attach import attach_forward, runner_for
 from medusa_cli.target.check import checked
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer
@@ -61,8 +61,7 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: S
     fingerprint = fingerprint_of(model)
     if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
         fingerprint = merge(model, adapter, fingerprint)
-    wanted = runner_for(model, settings, fingerprint)
-    runner = lay_out(model, wanted)
+    runner = lay_out(model, runner_for(model, settings, fingerprint))
     identity = Identity(
         settings.model,
         fingerprint,
@@ -72,10 +71,7 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: S
         adapter.folder if adapter else None,
     )
     target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
-    if runner == "compiled":
-        attach_compiled(target, by_measurement=settings.runner == "auto")
-    if runner == "graphs":
-        attach_graphs(target, by_measurement=settings.runner == "auto")
+    attach_forward(target, by_measurement=settings.runner == "auto")
     return target
 
 
