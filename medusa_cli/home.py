@@ -1,4 +1,4 @@
-"""Where medusa keeps what it makes once: converted models, remembered checks, compiled kernels; and what ~ means."""
+"""Where medusa keeps what it makes once: converted models, compiled code, checks and measurements; and what ~ means."""
 
 import os
 from pathlib import Path

@@ -27,9 +27,9 @@ from medusa_cli.errors import FormatError, MedusaError, TargetError
 from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target.clock import now
-from medusa_cli.target.context_cost import weight_bytes
 from medusa_cli.target.load import choose_attention, choose_device, choose_dtype, make_target
 from medusa_cli.target.model import Target
+from medusa_cli.target.weights import step_bytes
 
 PROGRAM = "python -m medusa_cli.bench.shape"
 NODES, CONTEXTS = (1, 32, 64), (128, 2048, 8192)
@@ -95,7 +95,7 @@ def measured(asked: Asked) -> Document:
     origin = origin_here(device, PROGRAM)
     bandwidth = copy_bandwidth(device)
     target = random_target(asked.shape, device, asked.dtype)
-    weights = weight_bytes(target)
+    weights = step_bytes(target)
     costs = costs_by_context(target, asked.contexts, *asked.nodes)
     steps = [
         Step(

@@ -126,6 +126,8 @@ def _why_dtype(wanted: str, device: "torch.device", dtype: "torch.dtype") -> str
 
 def _model(target: "Target") -> dict[str, Any]:
     """What the model is and what it needs."""
+    from medusa_cli.target.weights import held_bytes, num_weights
+
     layer_types = getattr(target.config, "layer_types", None)
     kinds = (
         Counter(layer_types)
@@ -136,8 +138,8 @@ def _model(target: "Target") -> dict[str, Any]:
         "model": target.name,
         "architecture": target.config.model_type,
         "fingerprint": target.fingerprint,
-        "parameters": sum(map(_numbers, _distinct(target.model.parameters()))) + _packed_numbers(target),
-        "weights_bytes": _weights_bytes(target),
+        "parameters": num_weights(target),
+        "weights_bytes": held_bytes(target),
         "layers": [{"kind": kind, "count": count, "window": target.kinds.get(kind)} for kind, count in kinds.items()],
         "cache": "tree cache, full length",
         "cache_bytes_per_token": target.cache_bytes_per_token,
@@ -147,53 +149,6 @@ def _model(target: "Target") -> dict[str, Any]:
         "stop_ids": {id_: target.tokenizer.convert_ids_to_tokens(id_) for id_ in sorted(target.stop_ids)},
         "chat_template": bool(getattr(target.tokenizer, "chat_template", None)),
     }
-
-
-def _numbers(parameter: "torch.Tensor") -> int:
-    """Numbers a parameter stands for: a quantised one holds several in a byte."""
-    state = getattr(parameter, "quant_state", None)
-    return parameter.numel() if state is None else math.prod(state.shape)
-
-
-def _distinct(tensors: Any) -> list["torch.Tensor"]:
-    """Each tensor once: tied weights share their memory."""
-    return list({_address(tensor): tensor for tensor in tensors}.values())
-
-
-def _address(tensor: "torch.Tensor") -> int:
-    """Where a tensor's numbers begin."""
-    from medusa_cli.target.placing import stored
-
-    return stored(tensor)[0].data_ptr()
-
-
-def _packed_layers(target: "Target") -> list[Any]:
-    """Layers whose weights are no parameters any more."""
-    from medusa_cli.kernels.packed import PackedLinear
-
-    return [module for module in target.model.modules() if isinstance(module, PackedLinear)]
-
-
-def _packed_numbers(target: "Target") -> int:
-    """Numbers in packed layers, without a packed output matrix that copies the embeddings."""
-    output = target.model.get_output_embeddings()
-    tied = getattr(target.config, "tie_word_embeddings", False)
-    return sum(
-        layer.in_features * layer.out_features for layer in _packed_layers(target) if not (tied and layer is output)
-    )
-
-
-def _weights_bytes(target: "Target") -> int:
-    """Memory the weights take as they are held, in bytes."""
-    from medusa_cli.kernels.blocks import BlockLinear
-    from medusa_cli.target.placing import stored
-
-    layers = _packed_layers(target)
-    in_blocks = [layer.blocks.stored for layer in layers if isinstance(layer, BlockLinear)]
-    plain = [part for parameter in target.model.parameters() for part in stored(parameter)]
-    held = sum(tensor.numel() * tensor.element_size() for tensor in _distinct([*plain, *in_blocks]))
-    packed = sum(layer.in_features * layer.out_features for layer in layers if layer.packed is not None)
-    return held + packed * target.dtype.itemsize
 
 
 def _heads(heads: str | None, target: "Target") -> str | None:

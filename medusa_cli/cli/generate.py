@@ -13,8 +13,10 @@ from medusa_cli.cli.console import Console, GateFailed
 from medusa_cli.cli.writing import Answer, Wish, write_answers
 
 if TYPE_CHECKING:
+    from medusa_cli.assemble import DrafterChoice, Sampling
     from medusa_cli.data.conversations import Message
     from medusa_cli.decode.loop import Parts
+    from medusa_cli.recipe import Recipe
 
 DEFAULT_NEW_TOKENS = 256
 
@@ -180,7 +182,7 @@ def _read_stdin() -> str:
         raise DataError(f"stdin is not UTF-8 ({error.reason})", "give the prompt as UTF-8 text") from error
 
 
-def _load(recipe: Any, choice: Any, sampling: Any, console: Console) -> "Parts":
+def _load(recipe: "Recipe", choice: "DrafterChoice", sampling: "Sampling", console: Console) -> "Parts":
     """The model, its heads and its rule; says what was chosen."""
     from medusa_cli.assemble import find_heads, load_choosing, load_drafter, load_target_for
     from medusa_cli.decode.loop import Parts

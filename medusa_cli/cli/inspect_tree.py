@@ -72,67 +72,52 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Draw a tree with what each node gains, and what each size gains and costs: curves and a table."""
+    asked = _Asked(tree, tree_size, compare)
     drawn = format or _BY_SUFFIX.get(output.suffix.lower() if output else "", "text")
-    _check_usage(drawn, format, output, compare is not None, tree, tree_size, json)
+    _check_usage(asked, drawn, format, output, json=json)
     if compare and curves:
         raise typer.BadParameter("--curves draws one tree's heads; leave out --compare")
     lengths = _lengths(contexts, measure, comparing=compare is not None)
     from medusa_cli.bench.curves import check_curves, draw
-    from medusa_cli.trees import report
 
     console = Console(json=json, quiet=quiet)
     values = options.target_values(model=model, dtype=dtype, device=device, runner=runner)
     settings = load_recipe(None, values=values).target
     folder = find_heads(heads, settings.model)
-    measured = _measured(folder)
     # the tree comes first: what is wrong with it is told before a model is loaded
-    inspections = [_inspect(folder, measured, spec, None) for spec in compare or ()]
-    inspections = inspections or [_inspect(folder, measured, tree, tree_size)]
+    inspections = _inspections(asked, folder)
     if curves:
         check_curves(inspections[0], curves, contexts=bool(lengths))
     here, costs = _costs_here(settings, folder, measure, _Contexts(lengths, inspections[0].tree.num_nodes))
     inspections = [replace(inspection, here=here, contexts=costs) for inspection in inspections]
-    width = max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
-    if compare:
-        a, b = inspections
-        document = report.comparison_document(a, b)
-        drawing: str | bytes = report.comparison_page(a, b, width)
-    else:
-        document = report.document(inspections[0])
-        drawing = _draw(inspections[0], drawn, width)
-    if output:
-        write_result(output, drawing if isinstance(drawing, bytes) else drawing.encode())
-        console.info(f"wrote {output}")
-    else:
-        assert isinstance(drawing, str)
-        console.stream(drawing)
-    console.print_json(document, output_json)
+    _show(_drawing(inspections, drawn), output, console)
+    console.print_json(_document(inspections), output_json)
     if curves:  # last: what is known is told even if the picture can't be written
         draw(inspections[0], curves)
         console.info(f"wrote {curves}")
 
 
-def _check_usage(
-    drawn: Format, format: Format | None, output: Path | None, comparing: bool, tree: Any, tree_size: Any, json: bool
-) -> None:
+@dataclass(frozen=True)
+class _Asked:
+    """Which trees: one by its SPEC or its size, two side by side, or that of the heads."""
+
+    tree: str | None
+    tree_size: int | None
+    compare: tuple[str, str] | None
+
+
+def _check_usage(asked: _Asked, drawn: Format, format: Format | None, output: Path | None, *, json: bool) -> None:
     """Refuse flags that contradict each other."""
-    if tree is not None and tree_size is not None:
+    if asked.tree is not None and asked.tree_size is not None:
         raise typer.BadParameter("--tree and --tree-size both say which tree; give one")
-    if comparing and (tree is not None or tree_size is not None):
+    if asked.compare and (asked.tree is not None or asked.tree_size is not None):
         raise typer.BadParameter("--compare names its two trees; leave out --tree and --tree-size")
-    if comparing and drawn != "text":
+    if asked.compare and drawn != "text":
         raise typer.BadParameter("--compare is text; --json gives it as a document")
     if drawn == "png" and output is None:
         raise typer.BadParameter("--format png needs --output FILE")
     if json and format and output is None:
         raise typer.BadParameter("--json and --format both want stdout; give --output FILE for the drawing")
-
-
-def _measured(folder: Path | None) -> "Measured | None":
-    """The accuracies of the heads in `folder`, if there is one."""
-    from medusa_cli.trees.files import read_measured
-
-    return read_measured(folder) if folder else None
 
 
 @dataclass(frozen=True)
@@ -210,6 +195,16 @@ def _belongs(folder: Path | None) -> "MedusaConfig | None":
         return None
 
 
+def _inspections(asked: _Asked, folder: Path | None) -> "list[Inspection]":
+    """The trees asked for, with what was measured of the heads in `folder`."""
+    from medusa_cli.trees.files import read_measured
+
+    measured = read_measured(folder) if folder else None
+    if asked.compare:
+        return [_inspect(folder, measured, spec, None) for spec in asked.compare]
+    return [_inspect(folder, measured, asked.tree, asked.tree_size)]
+
+
 def _inspect(folder: Path | None, measured: "Measured | None", spec: str | None, tree_size: int | None) -> "Inspection":
     """The tree that the flags name, with what was measured."""
     from medusa_cli.trees.build import best_tree
@@ -229,12 +224,23 @@ def _inspect(folder: Path | None, measured: "Measured | None", spec: str | None,
     return Inspection(f"fixed tree of {folder}{instead}" if instead else f"tree of {folder}", tree, measured)
 
 
-def _draw(inspection: "Inspection", drawn: Format, width: int) -> str | bytes:
-    """The tree in the format asked for."""
-    from medusa_cli.trees.report import page
+def _document(inspections: "Sequence[Inspection]") -> dict[str, Any]:
+    """The one JSON document."""
+    from medusa_cli.trees import report
 
+    return report.document(*inspections) if len(inspections) == 1 else report.comparison_document(*inspections)
+
+
+def _drawing(inspections: "Sequence[Inspection]", drawn: Format) -> str | bytes:
+    """The tree in the format asked for, or two side by side."""
+    from medusa_cli.trees import report
+
+    width = max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
+    if len(inspections) > 1:
+        return report.comparison_page(*inspections, width)
+    (inspection,) = inspections
     if drawn == "text":
-        return page(inspection, width)
+        return report.page(inspection, width)
     if drawn == "json":
         return json_module.dumps(render.to_json(inspection.nodes), indent=2) + "\n"
     if drawn == "png":
@@ -242,3 +248,13 @@ def _draw(inspection: "Inspection", drawn: Format, width: int) -> str | bytes:
     if drawn == "svg":
         return picture.to_svg(inspection.nodes)
     return (render.to_dot if drawn == "dot" else render.to_choices)(inspection.nodes) + "\n"
+
+
+def _show(drawing: str | bytes, output: Path | None, console: Console) -> None:
+    """To the file named, else to stdout."""
+    if output:
+        write_result(output, drawing if isinstance(drawing, bytes) else drawing.encode())
+        console.info(f"wrote {output}")
+    else:
+        assert isinstance(drawing, str)
+        console.stream(drawing)

@@ -12,6 +12,7 @@ from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
 from medusa_cli.cli.masks import preview
 from medusa_cli.cli.options import setting
+from medusa_cli.cli.planning import show_plan
 from medusa_cli.cli.stops import Stops
 from medusa_cli.cli.watch import Watch, reporter_of
 from medusa_cli.errors import RecipeError
@@ -141,18 +142,14 @@ def command(
         raise typer.BadParameter("--preview-masks and --plan each show something of their own; give one")
     if not place.leads:
         _follow(recipe, place, idle=preview_masks or plan)
-        return
-    if preview_masks:
-        document = preview(recipe, console)
+    elif preview_masks:
+        console.print_json(preview(recipe, console), output_json)
     elif plan:
-        from medusa_cli.cli.planning import show_plan
-
-        document = show_plan(recipe, console)
+        console.print_json(show_plan(recipe, console), output_json)
     else:
         made = _lead(recipe, console, resume_from_checkpoint, place)
-        document = _document(recipe, made)
         _show(made, console)
-    console.print_json(document, output_json)
+        console.print_json(_document(recipe, made), output_json)
 
 
 def _refuse_together(recipe: Recipe, place: Place) -> None:

@@ -28,7 +28,7 @@ TRAINED_COPIES, SAVED_COPIES = 4, 3
 FIRST_LAYER, FURTHER_LAYER = 8, 4
 # logits, softmax, and what its gradient is multiplied from
 LOGITS = 3
-# of a weight. NF4: half a byte, and a float32 for each block of 64; int8: a byte, and next to nothing for the outputs
+# of a weight. NF4: half a byte and a float32 for each block of 64. int8: a byte; the outputs' scales are next to none
 QUANTISED = {"4bit": 0.5 + 4 / 64, "8bit": 1.0}
 
 

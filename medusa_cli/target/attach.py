@@ -1,4 +1,7 @@
-"""The runner that a target gets: the one asked for, or what `auto` finds to be the quickest here."""
+"""The runner that a target gets: the one asked for, or what `auto` finds to be the quickest here.
+
+A runner is a layout of the linear layers (target/runner.py), and for some a forward over a few nodes of its own.
+"""
 
 import logging
 from dataclasses import replace
@@ -22,9 +25,9 @@ logger = logging.getLogger(__name__)
 
 def runner_for(model: Any, settings: TargetSettings, fingerprint: str) -> str:
     """The runner asked for, or what `auto` finds. Raises TargetError for one that can't be."""
-    weight = model.get_input_embeddings().weight
     if settings.quantize != "none" or settings.device_map != "one":
         return "eager"
+    weight = model.get_input_embeddings().weight
     wanted = choose_runner(settings.runner, weight.device, weight.dtype)
     if wanted != "auto":
         return wanted
@@ -52,6 +55,16 @@ def is_compiled(model: Any) -> bool:
         return False
 
 
+def attach_forward(target: Target, *, by_measurement: bool) -> None:
+    """Give the target the forward that its runner has of its own, if any. Raises TargetError where that can't be.
+
+    by_measurement   leave it out again where it can't be recorded, or steps are quicker without
+    """
+    attach = {"compiled": attach_compiled, "graphs": attach_graphs}.get(target.identity.runner)
+    if attach is not None:
+        attach(target, by_measurement=by_measurement)
+
+
 def attach_compiled(target: Target, *, by_measurement: bool = False) -> None:
     """Compile the target's forward over a few nodes, unless an earlier run did. Raises TargetError where it can't.
 
@@ -63,16 +76,16 @@ def attach_compiled(target: Target, *, by_measurement: bool = False) -> None:
             "use --runner auto",
         )
     try:
-        target.compiled = compiled.CompiledForward(target.model, compiled.build(target.model, target.mask_mapping))
+        forward = compiled.CompiledForward(target.model, compiled.build(target.model, target.mask_mapping))
     except (CannotCompile, CannotExport) as error:
         raise TargetError(f"the compiled runner can't run {target.name}: {error}", "use --runner auto") from error
-    forward = target.compiled
 
     def attach(on: bool) -> None:
         target.compiled = forward if on else None
 
+    attach(True)
     if by_measurement and not is_quicker(target, "compiled", attach):
-        target.compiled = None
+        attach(False)
         target.identity = replace(target.identity, runner="blocks")
 
 

@@ -9,16 +9,12 @@ import time
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
 
 from medusa_cli.contracts import Draft
 from medusa_cli.errors import TargetError
-from medusa_cli.kernels.blocks import BlockLinear
-from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.clock import now
 from medusa_cli.target.model import Target
-from medusa_cli.target.placing import stored
 from medusa_cli.target.step_cost import undisturbed
 from medusa_cli.trees.contexts import ContextCost
 from medusa_cli.trees.tree import TokenTree
@@ -110,30 +106,3 @@ def read_bytes(target: Target, cache: TreeCache, context: int) -> int:
         for store in (layer.keys, layer.values):
             total += columns * store[:, :, 0].numel() * store.element_size()
     return total
-
-
-def weight_bytes(target: Target) -> int:
-    """Bytes of weights that a step over a few nodes reads: of the embeddings none, unless the output shares them."""
-    layers = [module for module in target.model.modules() if isinstance(module, nn.Linear | PackedLinear)]
-    small = [
-        parameter
-        for module in target.model.modules()
-        if not isinstance(module, nn.Linear | PackedLinear | nn.Embedding)
-        for parameter in module.parameters(recurse=False)
-    ]
-    return sum(_layer_bytes(layer) for layer in layers) + sum(map(_bytes, small))
-
-
-def _layer_bytes(layer: nn.Linear | PackedLinear) -> int:
-    """Of one linear layer, as it is held for few rows."""
-    bias = 0 if layer.bias is None else _bytes(layer.bias)
-    if isinstance(layer, BlockLinear):
-        return bias + _bytes(layer.blocks.stored)
-    if isinstance(layer, PackedLinear):
-        assert layer.packed is not None
-        return bias + layer.in_features * layer.out_features * layer.packed.dtype.itemsize
-    return bias + _bytes(layer.weight)
-
-
-def _bytes(tensor: Tensor) -> int:
-    return sum(part.numel() * part.element_size() for part in stored(tensor))

@@ -1,7 +1,6 @@
 """Names, folders, hub ids and GGUF files -> Target. Refuses, by name and with the reason, what a tree can't verify."""
 
 import hashlib
-import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,16 +13,17 @@ from medusa_cli.errors import TargetError
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention
 from medusa_cli.target.adapter import StoredAdapter, merge
-from medusa_cli.target.attach import attach_compiled, attach_graphs, runner_for
+from medusa_cli.target.attach import attach_forward, runner_for
 from medusa_cli.target.check import checked
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer
-from medusa_cli.target.masks import MaskKinds, takes_mapping
+from medusa_cli.target.masks import mask_kinds
 from medusa_cli.target.model import Identity, Target
-from medusa_cli.target.placing import placing_of, refuse_offload, stored
+from medusa_cli.target.placing import placing_of, refuse_offload
 from medusa_cli.target.refuse import refuse_config, refuse_model
 from medusa_cli.target.runner import keep_freed_memory, lay_out
 from medusa_cli.target.sources import Source, find_source, licence_of
+from medusa_cli.target.weights import stored
 
 SAMPLED_NUMBERS = 64  # of each tensor
 
@@ -61,8 +61,7 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: S
     fingerprint = fingerprint_of(model)
     if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
         fingerprint = merge(model, adapter, fingerprint)
-    wanted = runner_for(model, settings, fingerprint)
-    runner = lay_out(model, wanted)
+    runner = lay_out(model, runner_for(model, settings, fingerprint))
     identity = Identity(
         settings.model,
         fingerprint,
@@ -72,10 +71,7 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: S
         adapter.folder if adapter else None,
     )
     target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
-    if runner == "compiled":
-        attach_compiled(target, by_measurement=settings.runner == "auto")
-    if runner == "graphs":
-        attach_graphs(target, by_measurement=settings.runner == "auto")
+    attach_forward(target, by_measurement=settings.runner == "auto")
     return target
 
 
@@ -132,23 +128,6 @@ def stop_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
             )
         found.update(ids)
     return frozenset(found)
-
-
-def mask_kinds(model: Any) -> MaskKinds:
-    """Layer kind -> window. One kind for most models, two where full and sliding layers alternate."""
-    config = model.config.get_text_config()
-    window = getattr(config, "sliding_window", None)
-    if window is not None and not isinstance(window, int):
-        raise TargetError(
-            f"the config says sliding_window is {window!r}, which is no number of tokens", "correct config.json"
-        )
-    if takes_mapping(model):
-        kinds = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
-        return {kind: window if kind == "sliding_attention" else None for kind in kinds}
-    slides = "create_sliding_window_causal_mask" in inspect.getsource(type(model.base_model).forward)
-    if slides and window is not None:
-        return {"sliding_attention": window}
-    return {"full_attention": None}
 
 
 def fingerprint_of(model: Any) -> str:

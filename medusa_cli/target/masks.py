@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_cli.errors import TargetError
 from medusa_cli.target.cache import Place
 from medusa_cli.trees.tree import Ancestry
 
@@ -34,6 +35,26 @@ def tree_masks(tree: Ancestry, place: Place, kinds: MaskKinds, dtype: torch.dtyp
 def positions(tree: Ancestry, place: Place) -> Tensor:
     """Position of every node [B, N]: its row's length plus its depth."""
     return place.columns_BN[:, :1] + tree.depths_XN
+
+
+def mask_kinds(model: Any) -> MaskKinds:
+    """Layer kind -> window. One kind for most models, two where full and sliding layers alternate.
+
+    Raises TargetError for a window that is no number.
+    """
+    config = model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    if window is not None and not isinstance(window, int):
+        raise TargetError(
+            f"the config says sliding_window is {window!r}, which is no number of tokens", "correct config.json"
+        )
+    if takes_mapping(model):
+        kinds = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
+        return {kind: window if kind == "sliding_attention" else None for kind in kinds}
+    slides = "create_sliding_window_causal_mask" in inspect.getsource(type(model.base_model).forward)
+    if slides and window is not None:
+        return {"sliding_attention": window}
+    return {"full_attention": None}
 
 
 def takes_mapping(model: Any) -> bool:

@@ -20,6 +20,7 @@ from medusa_cli.target import attention
 from medusa_cli.target.cache import Place, TreeCache
 from medusa_cli.target.compiled import CompiledForward
 from medusa_cli.target.export import MOST_TOKENS
+from medusa_cli.target.final import FinalHidden, at_nodes
 from medusa_cli.target.graphs import GraphedForward, Inputs
 from medusa_cli.target.masks import MaskKinds, positions, takes_mapping, tree_masks
 from medusa_cli.trees.tree import Ancestry, TokenTree
@@ -60,9 +61,7 @@ class Target:
         self._takes_mapping = takes_mapping(model)
         self.compiled: CompiledForward | None = None
         self.graphed: GraphedForward | None = None
-        self._wanted_BN: Tensor | None = None
-        self._hidden: Tensor | None = None
-        model.get_output_embeddings().register_forward_pre_hook(self._before_output)
+        self._final = FinalHidden(model.get_output_embeddings())
 
     @property
     def name(self) -> str:
@@ -212,21 +211,18 @@ class Target:
         self._forward(
             ids_BT.to(self.device), TokenTree.chain(ids_BT.shape[1] - 1), cache, slice(0, len(ids_BT)), last_B1
         )
-        assert self._hidden is not None
-        return self._hidden
+        return self._final.last_BNH.to(self.device)
 
     def read(self, ids_BT: Tensor) -> Tensor:
         """As `hidden`, by the library's plain forward without a cache, which gradients can go back through.
 
         Rows are padded on the right: a causal model's states before the padding don't see it.
         """
-        self._wanted_BN = torch.zeros(len(ids_BT), 1, dtype=torch.long, device=self.device)
-        try:
+        first_B1 = torch.zeros(len(ids_BT), 1, dtype=torch.long, device=self.device)  # logits are not asked for
+        with self._final.narrowed(first_B1):
             self.model(input_ids=ids_BT.to(self.device), use_cache=False)
-        finally:
-            self._wanted_BN = None
-        hidden_BTH, self._hidden = self._hidden, None
-        assert hidden_BTH is not None
+        hidden_BTH = self._final.last_BNH
+        self._final.forget()
         return hidden_BTH
 
     def logits_of(self, hidden: Tensor) -> Tensor:
@@ -261,17 +257,11 @@ class Target:
 
     def _run(self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache, wanted_BW: Tensor | None) -> Seen:
         """One forward that writes where `place` says."""
-        self._wanted_BN = wanted_BW
-        try:
+        with self._final.narrowed(wanted_BW):
             out = self._call(tokens_BN, tree, place, cache)
-        finally:
-            # The model may be called by others (transformers' generate, in the bench): the hook is then inert.
-            self._wanted_BN = None
-        assert self._hidden is not None
         # where layers lie on several devices, the last hidden states are on another one than the inputs
-        self._hidden = self._hidden.to(self.device)
-        hidden_BNH = self._hidden if wanted_BW is None else _take(self._hidden, wanted_BW)
-        return Seen(hidden_BNH, out.logits)
+        hidden_BNH = self._final.last_BNH.to(self.device)
+        return Seen(hidden_BNH if wanted_BW is None else at_nodes(hidden_BNH, wanted_BW), out.logits)
 
     def _call(self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache) -> Any:
         """The model's forward over the nodes of a tree."""
@@ -292,16 +282,3 @@ class Target:
         """Nodes past the model's last position get the last one: they can never be kept (see Rows.limit)."""
         positions_BN = positions(tree, place).expand(place.columns_BN.shape[0], -1)
         return positions_BN if self.context_limit is None else positions_BN.clamp(max=self.context_limit - 1)
-
-    def _before_output(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Sees the final hidden states, and lets the output matrix work on the wanted positions only."""
-        self._hidden = inputs[0]
-        if self._wanted_BN is None:
-            return inputs
-        return (_take(inputs[0], self._wanted_BN), *inputs[1:])
-
-
-def _take(hidden_BNH: Tensor, wanted_BW: Tensor) -> Tensor:
-    """The hidden states at the wanted nodes [B, W, H]."""
-    wanted_BW = wanted_BW.to(hidden_BNH.device)
-    return hidden_BNH.gather(1, wanted_BW[..., None].expand(-1, -1, hidden_BNH.shape[-1]))

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import BitsAndBytesConfig, TorchAoConfig
 
 from medusa_cli.errors import TargetError
@@ -42,12 +41,6 @@ def _in_4_bits(dtype: torch.dtype) -> BitsAndBytesConfig:
 def _in_8_bits() -> TorchAoConfig:
     """Weights alone, with a scale for each output. LLM.int8 is no choice: it multiplies by the rows beside."""
     return TorchAoConfig(need("torchao.quantization", "quantize").Int8WeightOnlyConfig())
-
-
-def stored(parameter: Tensor) -> list[Tensor]:
-    """The tensors that a parameter's numbers lie in: itself, or what torchao keeps behind it."""
-    names = getattr(parameter, "tensor_data_names", None)
-    return [parameter] if names is None else [getattr(parameter, name) for name in names]
 
 
 def refuse_offload(model: Any, name: str) -> None:

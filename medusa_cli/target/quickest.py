@@ -2,7 +2,6 @@
 
 Layouts of the linear layers are held against each other over some layers of every shape, before the model is laid out;
 whole forwards (compiled, recorded) against the same target without them.
-Shape letters: O outputs, I inputs.
 """
 
 import hashlib
@@ -13,6 +12,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -22,12 +22,13 @@ import medusa_cli
 from medusa_cli.atomic import write_atomically
 from medusa_cli.contracts import Draft
 from medusa_cli.home import cache_home
-from medusa_cli.kernels.blocks import BlockLinear
+from medusa_cli.kernels.blocks import find_blocks
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.target.clock import now
 from medusa_cli.target.costs import machine_of
 from medusa_cli.target.model import Target
+from medusa_cli.target.weights import num_weights
 from medusa_cli.trees.tree import TokenTree
 
 LEAST_NUMBERS = 2**22  # a clock can't tell the layouts of a smaller model apart: it gets the first
@@ -47,15 +48,18 @@ def quickest_layout(model: nn.Module, fingerprint: str, *, blocks: bool) -> str:
     layers = [module for module in model.modules() if type(module) is nn.Linear]
     if sum(layer.weight.numel() for layer in layers) < LEAST_NUMBERS:
         return "auto"
-    key = _key("layout", fingerprint, str(blocks))
+    key = _key("layout", fingerprint, str(blocks), layers[0].weight.device)
     return chosen(_remembered(key, lambda: layout_seconds(layers, blocks=blocks)))
 
 
 def is_quicker(target: Target, name: str, attach: Callable[[bool], None]) -> bool:
-    """Whether steps with a forward of another kind, which `attach(True)` puts in, are no slower than those without."""
-    if sum(map(_numbers, target.model.modules())) < LEAST_NUMBERS:
+    """Whether steps with a forward of another kind are no slower than those without.
+
+    attach   puts it in (True) or takes it out; afterwards it is in
+    """
+    if num_weights(target) < LEAST_NUMBERS:
         return True
-    key = _key(name, target.fingerprint, target.identity.runner)
+    key = _key(name, target.fingerprint, target.identity.runner, target.device)
 
     def measure() -> dict[str, float]:
         seconds = {}
@@ -76,28 +80,44 @@ def chosen(seconds: Mapping[str, float]) -> str:
 
 @torch.inference_mode()
 def layout_seconds(layers: Sequence[nn.Linear], *, blocks: bool) -> dict[str, float]:
-    """Seconds that all these layers take in a plain step and in one over 8 nodes, by layout; the favourite first."""
+    """Seconds that all these layers take in a plain step and in one over 8 nodes, by layout; the favourite first.
+
+    blocks   whether these can be had; they are tried where weights lie on a grid
+    """
     by_shape = defaultdict(list)
     for layer in layers:
-        by_shape[tuple(layer.weight.shape)].append(layer)
-    makers: dict[str, Callable[[nn.Linear], nn.Module]] = {
-        "blocks": lambda layer: packed_linear(layer.weight, layer.bias, blocks=True),
-        "packed": lambda layer: PackedLinear(layer.weight, layer.bias),
-        "eager": lambda layer: layer,
-    }
-    if not blocks:
-        del makers["blocks"]
-    seconds = {}
-    for name, make in makers.items():
-        total, on_a_grid = 0.0, False
-        for shape, alike in by_shape.items():
-            enough = math.ceil(OUT_OF_CACHE / (4 * math.prod(shape)))
-            made = [make(layer) for layer in alike[:enough]]
-            on_a_grid |= any(isinstance(layer, BlockLinear) for layer in made)
-            total += len(alike) * sum(_seconds_each(made, torch.randn(rows, shape[1])) for rows in ROWS)
-        if name != "blocks" or on_a_grid:
-            seconds[name] = total
-    return seconds
+        by_shape[layer.weight.shape].append(layer)
+    samples = [_Sample.of(alike) for alike in by_shape.values()]
+    layouts: dict[str, Callable[[nn.Linear], nn.Module]] = {}
+    if blocks and any(sample.lies_on_a_grid() for sample in samples):
+        layouts["blocks"] = lambda layer: packed_linear(layer.weight, layer.bias, blocks=True)
+    layouts["packed"] = lambda layer: PackedLinear(layer.weight, layer.bias)
+    layouts["eager"] = lambda layer: layer
+    return {name: sum(sample.seconds(lay) for sample in samples) for name, lay in layouts.items()}
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Some layers of one shape, of as many as there are of it."""
+
+    layers: Sequence[nn.Linear]
+    out_of: int
+
+    @classmethod
+    def of(cls, alike: Sequence[nn.Linear]) -> "_Sample":
+        """As many as don't fit into a cache together."""
+        enough = math.ceil(OUT_OF_CACHE / (4 * alike[0].weight.numel()))
+        return cls(alike[:enough], len(alike))
+
+    def lies_on_a_grid(self) -> bool:
+        """Whether the weights of any can be stored as blocks."""
+        return any(find_blocks(layer.weight) is not None for layer in self.layers)
+
+    def seconds(self, lay: Callable[[nn.Linear], nn.Module]) -> float:
+        """That all of this shape take, laid out so."""
+        laid_out = [lay(layer) for layer in self.layers]
+        width = self.layers[0].in_features
+        return self.out_of * sum(_seconds_each(laid_out, torch.randn(rows, width)) for rows in ROWS)
 
 
 def _seconds_each(layers: Sequence[nn.Module], inputs: Tensor) -> float:
@@ -128,12 +148,7 @@ def step_seconds(target: Target) -> float:
     return total
 
 
-def _numbers(module: nn.Module) -> int:
-    """Weights of a linear layer, however it holds them."""
-    return module.in_features * module.out_features if isinstance(module, nn.Linear | PackedLinear) else 0
-
-
-def _key(what: str, fingerprint: str, how: str) -> dict[str, str]:
+def _key(what: str, fingerprint: str, how: str, device: torch.device) -> dict[str, str]:
     """All that the outcome depends on."""
     return {
         "what": what,
@@ -141,7 +156,7 @@ def _key(what: str, fingerprint: str, how: str) -> dict[str, str]:
         "how": how,
         "medusa": medusa_cli.__version__,
         "torch": torch.__version__,
-        "machine": machine_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "machine": machine_of(device),
         "threads": str(torch.get_num_threads()),
     }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.cli.copies import Copy
 from tests.cli.harness import (
     FEW,
     LAYOUTS,
@@ -68,6 +69,29 @@ def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield begin
     for process in processes:
         kill_group(process)
+
+
+@pytest.fixture
+def forked(tmp_path: Path) -> Iterator[Callable[..., Copy]]:
+    """Starts copies of the program; none outlives the test."""
+    copies: list[Copy] = []
+
+    def begin(*args: object, before: Callable[[], object] = lambda: None) -> Copy:
+        copies.append(Copy(tmp_path / f"stderr-{len(copies)}", *args, before=before))
+        return copies[-1]
+
+    yield begin
+    for copy in copies:
+        copy.kill()
+
+
+@pytest.fixture(scope="module")
+def unbroken(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing stopped, with the `args` of the tests' own file."""
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    done = run_here(*request.module.args(tiny, folder))
+    assert done.code == 0, done.err
+    return folder
 
 
 @pytest.fixture

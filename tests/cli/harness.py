@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
+ENOUGH = 300.0  # seconds, only to end a test that would never end
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"

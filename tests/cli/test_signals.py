@@ -1,21 +1,20 @@
 """Ctrl-C and SIGTERM in every stage of a run: what is finished stays, the next run goes on, no traceback."""
 
 import json
-import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from medusa_cli.cli.stops import Stops
-from tests.cli.harness import Done, run_here, train_args
+from tests.cli.copies import Copy
+from tests.cli.harness import ENOUGH, run_here, train_args
 from tests.run_folders import differences
 
-ENOUGH = 300.0
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
@@ -56,72 +55,13 @@ def signal_at(moment: str, number: int) -> None:
     setattr(owner, name, signalling)
 
 
-class Signalled:
-    """The program in a copy of this process, and what it said: on stderr itself while it lived, and at its end."""
-
-    def __init__(self, place: Path, before: Callable[[], object], *given: object) -> None:
-        self.stderr = place / "stderr"
-
-        def run() -> None:
-            os.dup2(os.open(self.stderr, os.O_WRONLY | os.O_CREAT), 2)
-            # a shell's background job ignores interrupts, and so would this copy
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            before()
-            done = run_here(*given)
-            (place / "done.json").write_text(json.dumps([done.code, done.out, done.err]))
-
-        self._done = place / "done.json"
-        self.process = multiprocessing.get_context("fork").Process(target=run)
-        self.process.start()
-
-    def wait_for(self, happened: Callable[[], bool]) -> None:
-        end = time.monotonic() + ENOUGH
-        while not happened():
-            assert self.process.is_alive(), "it ended before"
-            assert time.monotonic() < end, "it never happened"
-            time.sleep(0.001)
-
-    def send(self, number: int) -> None:
-        assert self.process.pid is not None
-        os.kill(self.process.pid, number)
-
-    def ended(self) -> Done:
-        self.process.join(ENOUGH)
-        assert self.process.exitcode == 0, self.process.exitcode
-        return Done(*json.loads(self._done.read_text()))
-
-
-@pytest.fixture
-def signalled(tmp_path: Path) -> Iterator[Callable[..., Signalled]]:
-    """Starts copies; none outlives the test."""
-    copies: list[Signalled] = []
-
-    def begin(before: Callable[[], object], *given: object) -> Signalled:
-        copies.append(Signalled(tmp_path, before, *given))
-        return copies[-1]
-
-    yield begin
-    for copy in copies:
-        copy.process.kill()
-        copy.process.join()
-
-
-@pytest.fixture(scope="module")
-def unbroken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing stopped."""
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    done = run_here(*args(tiny, folder))
-    assert done.code == 0, done.err
-    return folder
-
-
 @pytest.mark.parametrize("number", CODES)
 @pytest.mark.parametrize("moment", ["prompts", "answers", "training", "measuring", "card"])
 def test_a_signal_says_how_to_go_on_and_the_next_run_ends_as_if_there_had_been_none(
-    moment: str, number: int, tiny: Path, tmp_path: Path, signalled: Callable[..., Signalled], unbroken: Path
+    moment: str, number: int, tiny: Path, tmp_path: Path, forked: Callable[..., Copy], unbroken: Path
 ) -> None:
     run = tmp_path / "run"
-    copy = signalled(lambda: signal_at(moment, number), *args(tiny, run))
+    copy = forked(*args(tiny, run), before=lambda: signal_at(moment, number))
     done = copy.ended()
     assert done.code == CODES[number], done.err
     assert done.out == ""
@@ -129,14 +69,14 @@ def test_a_signal_says_how_to_go_on_and_the_next_run_ends_as_if_there_had_been_n
         f"warning: stopped; all that is finished is in {run}: the same command with --resume-from-checkpoint goes on\n"
         "interrupted\n"
     )
-    assert "Traceback" not in done.err + copy.stderr.read_text()
+    assert "Traceback" not in done.err + copy.said
     if moment == "training":
         told = [json.loads(line) for line in (run / "train.jsonl").open()]
         # saved where it was, though --save-steps is far away
         assert told[-1]["kind"] == "save"
         assert told[-1]["step"] < told[-1]["total_steps"]
         assert (run / f"checkpoints/step-{told[-1]['step']:08d}.pt").exists()
-        assert "stopping after this step" in copy.stderr.read_text()
+        assert "stopping after this step" in copy.said
     again = run_here(*args(tiny, run))
     assert again.code == 0, again.err
     wrong = [one for one in differences(unbroken, run, exact=True) if not one.startswith(("files", "train.jsonl"))]
@@ -145,7 +85,7 @@ def test_a_signal_says_how_to_go_on_and_the_next_run_ends_as_if_there_had_been_n
 
 @pytest.mark.parametrize("number", CODES)
 def test_a_second_signal_ends_the_run_at_once_and_what_was_saved_before_is_whole(
-    number: int, tiny: Path, tmp_path: Path, signalled: Callable[..., Signalled]
+    number: int, tiny: Path, tmp_path: Path, forked: Callable[..., Copy]
 ) -> None:
     run, begun = tmp_path / "run", tmp_path / "begun"
 
@@ -158,14 +98,14 @@ def test_a_second_signal_ends_the_run_at_once_and_what_was_saved_before_is_whole
 
         loop.learn_batch = stuck  # type: ignore[assignment]
 
-    copy = signalled(never_finish_a_step, *args(tiny, run))
+    copy = forked(*args(tiny, run), before=never_finish_a_step)
     copy.wait_for(begun.exists)
     copy.send(number)
-    copy.wait_for(lambda: "once more ends at once" in copy.stderr.read_text())
+    copy.wait_for(lambda: "once more ends at once" in copy.said)
     copy.send(number)
     copy.process.join(ENOUGH)
     assert copy.process.exitcode == -number
-    assert "Traceback" not in copy.stderr.read_text()
+    assert "Traceback" not in copy.said
     assert run_here(*args(tiny, run)).code == 0
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import Done, in_two_lines, run_here, train_args
+from tests.cli.copies import Copy
+from tests.cli.harness import ENOUGH, Done, in_two_lines, run_here, train_args
 
 Start = Callable[..., subprocess.Popen[str]]
-ENOUGH = 300.0  # only to end a test that would never end
 
 
 def args(model: Path, folder: Path, *more: object) -> list[object]:
@@ -67,55 +67,6 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
-class Copy:
-    """The program in a copy of this process: as real as any other, and torch is there already."""
-
-    def __init__(self, *args: object, largest_file: int | None = None) -> None:
-        context = multiprocessing.get_context("fork")
-        self._link, far = context.Pipe()
-
-        def run() -> None:
-            if largest_file is not None:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-            far.send(run_here(*args))
-
-        self.process = context.Process(target=run)
-        self.process.start()
-
-    def kill(self) -> None:
-        """As kill -9 does."""
-        self.process.kill()
-        self.process.join()
-
-    def ended(self) -> Done:
-        """How it ended, once it has."""
-        assert self._link.poll(ENOUGH)
-        return self._link.recv()
-
-
-@pytest.fixture
-def forked() -> Iterator[Callable[..., Copy]]:
-    """Starts copies; none outlives the test."""
-    copies: list[Copy] = []
-
-    def begin(*args: object, **limits: int) -> Copy:
-        copies.append(Copy(*args, **limits))
-        return copies[-1]
-
-    yield begin
-    for copy in copies:
-        copy.kill()
-
-
-@pytest.fixture(scope="module")
-def unbroken(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that nothing stopped."""
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    done = run_here(*args(tiny, folder))
-    assert done.code == 0, done.err
-    return folder
-
-
 MOMENTS: dict[str, Callable[[Path], bool]] = {
     "prompts": lambda run: lines(run / "written/prompts.jsonl") >= 3,
     "answers": lambda run: lines(run / "written/answers/samples.jsonl") >= 3,
@@ -130,9 +81,7 @@ def test_a_run_killed_at_any_moment_goes_on_without_losing_what_was_written(
 ) -> None:
     run = tmp_path / "run"
     copy = forked(*args(tiny, run))
-    while not MOMENTS[moment](run):
-        assert copy.process.is_alive()
-        time.sleep(0.002)
+    copy.wait_for(lambda: MOMENTS[moment](run))
     copy.kill()
     assert copy.process.exitcode == -signal.SIGKILL
     prompts = (run / "written/prompts.jsonl").read_text().splitlines(keepends=True)
@@ -265,7 +214,9 @@ def test_a_disk_that_really_takes_no_more_is_told_the_same_way(
     """The system lets no file grow past so many bytes: prompts, then hidden states, then checkpoints hit it."""
     run = tmp_path / "run"
     short = "data.max_answer_tokens=20"
-    full = forked(*args(tiny, run, short), largest_file=limit).ended()
+    full = forked(
+        *args(tiny, run, short), before=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    ).ended()
     assert full.code == 1, full.err
     assert in_two_lines(full.err), full.err
     assert "File too large" in full.err

@@ -7,9 +7,9 @@ from medusa_cli.contracts import Draft, Seen
 from medusa_cli.errors import TargetError
 from medusa_cli.target import context_cost
 from medusa_cli.target.cache import TreeCache
-from medusa_cli.target.context_cost import measure_contexts, random_cache, read_bytes, weight_bytes
+from medusa_cli.target.context_cost import measure_contexts, random_cache, read_bytes
 from medusa_cli.trees.tree import TokenTree
-from tests.tiny_models import quantised_model, target_of, tiny_model
+from tests.tiny_models import target_of, tiny_model
 
 
 def test_each_context_has_a_cost_for_each_number_of_nodes_and_the_bytes_it_reads() -> None:
@@ -87,21 +87,6 @@ def test_a_window_is_all_that_is_read_where_attention_skips_the_rest(attention: 
     cache = random_cache(target, 3 * window, 1)
     columns = window if target.attends_natively else 3 * window
     assert read_bytes(target, cache, 3 * window) == columns * target.cache_bytes_per_token
-
-
-def test_weights_that_a_step_reads_are_counted_as_they_are_held() -> None:
-    plain = target_of(tiny_model("llama"))
-    numbers = sum(parameter.numel() for parameter in plain.model.parameters())
-    embeddings = plain.model.get_input_embeddings().weight.numel()
-    tied = plain.config.tie_word_embeddings
-    assert weight_bytes(plain) == 4 * (numbers if tied else numbers - embeddings)
-    assert weight_bytes(target_of(tiny_model("llama"), runner="packed")) == weight_bytes(plain)
-
-
-def test_weights_in_blocks_count_their_few_bits() -> None:
-    plain = weight_bytes(target_of(quantised_model()))
-    blocks = target_of(quantised_model(), "grouped", "blocks")
-    assert weight_bytes(blocks) < 0.6 * plain
 
 
 def test_a_long_context_is_not_read() -> None:

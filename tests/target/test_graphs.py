@@ -113,7 +113,7 @@ def test_numbers_that_are_not_finite_do_not_outlive_their_text() -> None:
 def test_a_finished_text_gives_its_place_back() -> None:
     target, texts = graphed_target(), known("llama")
     collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
-    assert target.graphed.arena.lend_to(target.new_cache(1, 0)) is False, "the new cache has it"
+    assert target.graphed.arena.is_lent_to(target.new_cache(1, 0)), "the next one's cache has it"
 
 
 def test_more_nodes_than_are_recorded_run_as_they_are() -> None:

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from medusa_cli.contracts import Draft
 from medusa_cli.errors import TargetError
 from medusa_cli.recipe import TargetSettings
-from medusa_cli.target.load import make_target, mask_kinds, stop_ids_of
+from medusa_cli.target.load import make_target, stop_ids_of
+from medusa_cli.target.masks import mask_kinds
 from medusa_cli.target.model import Target
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import WIDE_PATHS

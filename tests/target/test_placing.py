@@ -18,10 +18,9 @@ from medusa_cli.produce.memory import QUANTISED, model_of
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.recipe_text import load_recipe
 from medusa_cli.target import load as load_room
-from medusa_cli.target.context_cost import weight_bytes
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
-from medusa_cli.target.placing import stored
+from medusa_cli.target.weights import step_bytes, stored
 from tests.fakes import OracleDrafter, wide
 from tests.tiny_folders import save_gguf, save_tiny
 
@@ -147,7 +146,7 @@ def test_a_tree_on_few_bits_writes_what_the_library_writes_on_them(
 def test_few_bits_take_less_memory_and_are_counted(tmp_path: Path, quantize: str) -> None:
     need_torchao(quantize)
     folder = save_tiny(tmp_path / "model", **WIDER)
-    full, few = (weight_bytes(load(folder, quantize=how)) for how in ("none", quantize))
+    full, few = (step_bytes(load(folder, quantize=how)) for how in ("none", quantize))
     model = model_of(AutoConfig.from_pretrained(folder))
     planned = model.bytes(4, each=QUANTISED[quantize]) - model.bytes(4, each=None)
     assert few - full == pytest.approx(planned, rel=0.1)
