@@ -237,7 +237,8 @@ def _drawing(inspections: "Sequence[Inspection]", drawn: Format) -> str | bytes:
 
     width = max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
     if len(inspections) > 1:
-        return report.comparison_page(*inspections, width)
+        one, other = inspections
+        return report.comparison_page(one, other, width)
     (inspection,) = inspections
     if drawn == "text":
         return report.page(inspection, width)
