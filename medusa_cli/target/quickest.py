@@ -47,7 +47,7 @@ def quickest_layout(model: nn.Module, fingerprint: str, *, blocks: bool) -> str:
     layers = [module for module in model.modules() if type(module) is nn.Linear]
     if sum(layer.weight.numel() for layer in layers) < LEAST_NUMBERS:
         return "auto"
-    key = _key("layout", fingerprint, str(blocks))
+    key = _key("layout", fingerprint, str(blocks), torch.device("cpu"))
     return chosen(_remembered(key, lambda: layout_seconds(layers, blocks=blocks)))
 
 
@@ -55,7 +55,8 @@ def is_quicker(target: Target, name: str, attach: Callable[[bool], None]) -> boo
     """Whether steps with a forward of another kind, which `attach(True)` puts in, are no slower than those without."""
     if sum(map(_numbers, target.model.modules())) < LEAST_NUMBERS:
         return True
-    key = _key(name, target.fingerprint, target.identity.runner)
+    how = f"{target.identity.runner} {target.dtype_name} {target.identity.attention}"
+    key = _key(name, target.fingerprint, how, target.device)
 
     def measure() -> dict[str, float]:
         seconds = {}
@@ -94,7 +95,8 @@ def layout_seconds(layers: Sequence[nn.Linear], *, blocks: bool) -> dict[str, fl
             enough = math.ceil(OUT_OF_CACHE / (4 * math.prod(shape)))
             made = [make(layer) for layer in alike[:enough]]
             on_a_grid |= any(isinstance(layer, BlockLinear) for layer in made)
-            total += len(alike) * sum(_seconds_each(made, torch.randn(rows, shape[1])) for rows in ROWS)
+            # none are drawn: what others draw later must not depend on whether this was remembered
+            total += len(alike) * sum(_seconds_each(made, torch.ones(rows, shape[1])) for rows in ROWS)
         if name != "blocks" or on_a_grid:
             seconds[name] = total
     return seconds
@@ -133,7 +135,7 @@ def _numbers(module: nn.Module) -> int:
     return module.in_features * module.out_features if isinstance(module, nn.Linear | PackedLinear) else 0
 
 
-def _key(what: str, fingerprint: str, how: str) -> dict[str, str]:
+def _key(what: str, fingerprint: str, how: str, device: torch.device) -> dict[str, str]:
     """All that the outcome depends on."""
     return {
         "what": what,
@@ -141,7 +143,7 @@ def _key(what: str, fingerprint: str, how: str) -> dict[str, str]:
         "how": how,
         "medusa": medusa_cli.__version__,
         "torch": torch.__version__,
-        "machine": machine_of(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "machine": machine_of(device),
         "threads": str(torch.get_num_threads()),
     }
 
@@ -165,6 +167,6 @@ def _read(file: Path) -> dict[str, float] | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))["seconds"]
         seconds = {str(name): float(took) for name, took in found.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     return seconds if seconds and all(took > 0 and math.isfinite(took) for took in seconds.values()) else None
