@@ -74,6 +74,9 @@ class Console:
         reports = logging.getLogger("medusa_cli")
         reports.setLevel(logging.INFO)
         reports.handlers = [_Listener(self.info)]
+        # the library imports torchao wherever that is, and it tells of every kernel that this machine has no use for
+        for other in ("torchao", "torch.utils._pytree"):
+            logging.getLogger(other).setLevel(logging.ERROR)
 
     def info(self, message: str) -> None:
         """A line of log on stderr."""
