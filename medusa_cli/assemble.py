@@ -27,6 +27,7 @@ from medusa_cli.target.adapter import FOLDER as ADAPTER
 from medusa_cli.target.adapter import StoredAdapter, stored_adapter
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
+from medusa_cli.target.runner import PLAIN
 from medusa_cli.target.step_cost import step_costs
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.dynamic import DynamicShape
@@ -161,7 +162,7 @@ def _gathering(choice: DrafterChoice, heads: MedusaHeads | None, target: Target)
 
 def lay_out_heads(heads: MedusaHeads, target: Target) -> None:
     """Give the heads' shared output, in place, the layout that the target's runner gave its layers."""
-    if target.identity.runner != "eager":
+    if target.identity.runner not in PLAIN:
         heads.pack(blocks=target.identity.runner in ("blocks", "compiled"))
 
 

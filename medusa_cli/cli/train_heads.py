@@ -184,10 +184,10 @@ def _lead(recipe: Recipe, console: Console, resume: bool, place: Place) -> "Made
 
 def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Made":
     """Look at the folder, load the model and take the whole path; Ctrl-C and SIGTERM say how to go on."""
-    from medusa_cli.assemble import load_target
     from medusa_cli.produce.folder import open_folder
     from medusa_cli.produce.heads import make_heads, source_of
     from medusa_cli.produce.joint import check_joint
+    from medusa_cli.produce.layout import load_as_begun
 
     folder = open_folder(recipe, resume=resume)
     source = source_of(recipe)  # what isn't there is said before a model is loaded
@@ -196,7 +196,7 @@ def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Mad
     stops = Stops()
     try:
         with stops, folder.to_itself(), reporter_of(recipe) as reporter, Watch(console, reporter, stops) as hooks:
-            target = load_target(recipe.target)
+            target = load_as_begun(folder)
             console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
             return make_heads(target, folder, hooks, command, source, group)
     except KeyboardInterrupt:

@@ -22,6 +22,8 @@ def cache_bytes(
     """
     longest = max((len(prompt) + max(0, limits.budget(len(prompt))) for prompt in prompts), default=0)
     columns = -(-(longest + num_nodes) // BLOCK) * BLOCK
+    if target.graphed is not None:
+        columns = max(columns, target.graphed.columns_for(longest, num_nodes))
     layers = target.num_layers + 1
     return max_rows * columns * target.cache_bytes_per_token * layers // target.num_layers, columns
 
@@ -35,9 +37,10 @@ def check_room(
     hint: str = "write fewer at once (--batch-size), or fewer tokens (--max-new-tokens)",
 ) -> None:
     """Raise DataError, with the numbers, when the cache of a run would not fit into what is free now."""
+    needed, columns = cache_bytes(target, prompts, limits, max_rows, num_nodes)
+    target.release()  # what earlier texts left behind is free for these
     parts = [free_bytes(device) for device in target.devices]
     free = None if None in parts else sum(part or 0 for part in parts)
-    needed, columns = cache_bytes(target, prompts, limits, max_rows, num_nodes)
     if free is not None and needed > free:
         raise DataError(
             f"{max_rows} texts of up to {columns} tokens at once need {needed // _MIB:,} MiB for keys and values; "
@@ -49,7 +52,9 @@ def check_room(
 def free_bytes(device: torch.device) -> int | None:
     """Memory that can be taken on this device; None where nobody can tell."""
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        # torch keeps what was freed, for what it makes next
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
     told = Path("/proc/meminfo")
     if device.type != "cpu" or not told.exists():
         return None

@@ -63,11 +63,14 @@ def write_here(target: Target, jobs: Iterable[Job], manner: Manner) -> Generator
     parts = Parts(target, NoDrafter(), rule, seed=manner.seed, number_of=numbers.__getitem__)
     limits = Limits(manner.max_new_tokens, target.stop_ids, manner.max_tokens)
     seen: dict[int, list[torch.Tensor]] = {}
-    for gain in decode(parts, prompts(), limits, manner.rows, join_at=max(1, manner.rows // JOIN_SHARE)):
-        if manner.want_hidden:
-            seen.setdefault(gain.row.key, []).append(gain.hidden_TH.to("cpu", torch.float16))
-        if gain.row.finish_reason is not None:
-            yield _written(gain, seen.pop(gain.row.key, []))
+    try:
+        for gain in decode(parts, prompts(), limits, manner.rows, join_at=max(1, manner.rows // JOIN_SHARE)):
+            if manner.want_hidden:
+                seen.setdefault(gain.row.key, []).append(gain.hidden_TH.to("cpu", torch.float16))
+            if gain.row.finish_reason is not None:
+                yield _written(gain, seen.pop(gain.row.key, []))
+    finally:
+        target.release()  # what comes next has other uses for this memory than so many rows
 
 
 def write_beside(recipe: Recipe, jobs: Sequence[Job], manner: Manner, workers: int) -> Generator[Written, None, None]:

@@ -1,7 +1,8 @@
 """The run folder and what it belongs to: run.json says with which model, data and settings it was started.
 
-run.json holds {"fingerprint", "seed", "data", "training", "order"}: the settings that decide what is written, and, once
-training has begun, those that decide what is learnt, and "keys" when samples were split in the order of their keys.
+run.json holds {"fingerprint", "runner", "seed", "data", "training", "order"}: the settings that decide what is written,
+what `auto` was, and, once training has begun, the settings that decide what is learnt, and "keys" when samples were
+split in the order of their keys.
 """
 
 import hashlib
@@ -10,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from filelock import FileLock, Timeout
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.home import expanded
-from medusa_cli.recipe import DataSettings, Recipe
+from medusa_cli.recipe import DataSettings, Recipe, TargetSettings
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_settings, recipe_hash
 
 # Settings of the data that may change from run to run: more samples are written to those that are there.
@@ -56,7 +57,16 @@ class RunFolder:
                 left.unlink()
             yield
 
-    def claim(self, fingerprint: str) -> None:
+    @property
+    def target_settings(self) -> TargetSettings:
+        """The recipe's, with the runner this run began with where they say auto: states have its last bits."""
+        asked, before = self.recipe.target, self.found.get("runner")
+        movable = asked.runner == "auto" and asked.quantize == "none" and asked.device_map == "one"
+        if not movable or before not in get_args(TargetSettings.model_fields["runner"].annotation):
+            return asked
+        return asked.model_copy(update={"runner": before})
+
+    def claim(self, fingerprint: str, runner: str = "auto") -> None:
         """Mark the folder as this recipe's and this model's. Raises TrainingError when it is another model's."""
         theirs = self.found.get("fingerprint", fingerprint)
         if theirs != fingerprint:
@@ -65,17 +75,17 @@ class RunFolder:
                 "choose another --output-dir, or the model it was started with",
             )
         before = {"training": self.found.get("training"), "order": self.found.get("order")}
-        self._mark({**self.wanted, "fingerprint": fingerprint, **before})
+        self._mark({**self.wanted, "fingerprint": fingerprint, "runner": runner, **before})
 
     @property
     def by_keys(self) -> bool:
         """Samples are split in the order of their keys; not so where checkpoints were learnt from another order."""
         return self.found.get("order") == "keys" or not self.checkpoints("").exists()
 
-    def begin_training(self, fingerprint: str) -> None:
+    def begin_training(self, fingerprint: str, runner: str = "auto") -> None:
         """Note the settings that the checkpoints will depend on."""
         marks = {"training": learning_settings(self.recipe), "order": "keys" if self.by_keys else None}
-        self._mark({**self.wanted, "fingerprint": fingerprint, **marks})
+        self._mark({**self.wanted, "fingerprint": fingerprint, "runner": runner, **marks})
 
     def checkpoints(self, fingerprint: str) -> Checkpoints:
         """The states of the training run in this folder."""

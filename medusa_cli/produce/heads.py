@@ -117,7 +117,7 @@ def make_heads(
     Raises the errors of its stages.
     """
     recipe = folder.recipe
-    folder.claim(target.fingerprint)
+    folder.claim(target.fingerprint, target.identity.runner)
     material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks, folder.by_keys)
     heads = _first_heads(recipe, target, material, source, hooks.say)
     sets = _examples(material, heads)
@@ -126,7 +126,7 @@ def make_heads(
         f"{heads.config.draft_vocab:,} covers {sets.train.coverage()[0]:.1%} of the tokens to learn"
     )
     check_training(heads, folder.path)
-    folder.begin_training(target.fingerprint)
+    folder.begin_training(target.fingerprint, target.identity.runner)
     checkpoints = folder.checkpoints(target.fingerprint)
     task = Task(material.store.resolve(), list(material.learnt), recipe.train, recipe.seed, checkpoints)
     call(group, task, heads, recipe)

@@ -30,6 +30,7 @@ from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_config
 from medusa_cli.target.load import choose_device, choose_dtype, load_target, load_unchecked
 from medusa_cli.target.model import Target
+from medusa_cli.target.runner import PLAIN
 from medusa_cli.target.sources import find_source
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog, recipe_hash
 from medusa_cli.train.corpus import Examples
@@ -224,7 +225,8 @@ def _measured_alone(task: Adaptation) -> Measurement:
 
 def _with_plain_layers(recipe: Recipe, target: Target) -> Target:
     """The target itself, or a copy where its layers are laid out for decoding: gradients don't go through these."""
-    if target.identity.runner == "eager":
+    if target.identity.runner in PLAIN:
+        target.release()  # what was recorded knows no adapter
         return target
     return load_unchecked(recipe.target.model_copy(update={"runner": "eager"}))
 

@@ -15,6 +15,7 @@ from medusa_cli.decode.room import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import DataError
 from medusa_cli.produce.crew import Job, Manner, write_beside, write_here
+from medusa_cli.produce.layout import laid_out_like
 from medusa_cli.produce.stage import Gathered, Stage, open_store
 from medusa_cli.train.store import SYNC_EVERY, Sample
 
@@ -148,7 +149,11 @@ def _write(stage: Stage, jobs: Sequence[Job], manner: Manner) -> Generator[Writt
     workers = min(recipe.data.workers, -(-len(jobs) // manner.rows))
     limits = Limits(manner.max_new_tokens, context_limit=manner.max_tokens)
     check_room(target, prompts, limits, manner.rows * workers, 0, "write fewer at once: data.rows and data.workers")
-    texts = write_beside(recipe, queue, manner, workers) if workers > 1 else write_here(target, queue, manner)
+    texts = (
+        write_beside(laid_out_like(recipe, target), queue, manner, workers)
+        if workers > 1
+        else write_here(target, queue, manner)
+    )
     with closing(texts):
         for written in texts:
             yield replace(written, index=order[written.index])

@@ -17,7 +17,7 @@ COLUMNS = 256  # they come in multiples of this
 class Arena:
     """Stores for every layer's keys and values, lent to one cache at a time.
 
-    moves   how often a store was made or made anew: addresses known before then are void
+    moves   how often a store was made, made anew or given up: addresses known before then are void
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Arena:
     @torch.inference_mode()
     def lend_to(self, cache: TreeCache) -> bool:
         """Let an empty cache keep its keys and values here; False while another one that is in use does."""
-        if self._borrower is not None and self._borrower() is not None:
+        if self.is_lent:
             return False
         self._borrower = weakref.ref(cache)
         for number, layer in enumerate(cache.layers):
@@ -37,29 +37,37 @@ class Arena:
             store.zero_()  # what is not finite would reach through a mask
         return True
 
+    @property
+    def is_lent(self) -> bool:
+        """Whether a cache that is in use keeps its keys and values here."""
+        return self._borrower is not None and self._borrower() is not None
+
     def is_lent_to(self, cache: TreeCache) -> bool:
         """Whether this cache's keys and values are here."""
         return self._borrower is not None and self._borrower() is cache
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is held, lent or not."""
+        return sum(store.numel() * store.element_size() for store in self._stores.values())
+
+    def give_up(self) -> None:
+        """Hold nothing any more. Not while it is lent."""
+        assert not self.is_lent
+        self.moves += 1
+        self._stores.clear()
+
     def _store(self, number: int, kind: str, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
-        """Room for [B, H, C, E] of one layer's keys or values: what there is when it is large enough."""
-        rows, columns = shape[0], shape[2]
+        """Room for [B, H, C, E] of one layer's keys or values: what there is when it is large enough.
+
+        Else a new store of this shape, in whole COLUMNS, whatever the old one had more of: many short texts and one
+        long text would together need what neither does.
+        """
+        rows, heads, columns, width = shape
         held = self._stores.get((number, kind))
         if held is None or held.shape[0] < rows or held.shape[2] < columns:
-            held = _larger(held, shape, like)
+            columns = max(1, -(-columns // COLUMNS)) * COLUMNS
+            held = torch.zeros(rows, heads, columns, width, dtype=like.dtype, device=like.device)
+            self.moves += 1  # first: addresses are void from here on, whatever interrupts this
             self._stores[number, kind] = held
-            self.moves += 1
         return held[:rows]
-
-
-def _larger(held: Tensor | None, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
-    """A new store for this shape, no smaller than the old one in rows and columns; the cache copies what was in it.
-
-    Where columns grow, they do by a quarter at least, so that addresses change seldom.
-    """
-    rows, heads, columns, width = shape
-    if held is not None:
-        grown = held.shape[2] * 5 // 4 if columns > held.shape[2] else held.shape[2]
-        rows, columns = max(rows, held.shape[0]), max(columns, grown)
-    columns = max(1, -(-columns // COLUMNS)) * COLUMNS
-    return torch.zeros(rows, heads, columns, width, dtype=like.dtype, device=like.device)

@@ -6,6 +6,8 @@ and nothing between the two is asked of the host. The recorder is handed in: `on
 Shape letters: B rows, N tree nodes, C cache columns.
 """
 
+import logging
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,13 +16,17 @@ import torch
 from torch import Tensor
 
 from medusa_cli.contracts import Seen
-from medusa_cli.target.arena import Arena
+from medusa_cli.target.arena import COLUMNS, Arena
 from medusa_cli.target.cache import Place, TreeCache, on
 from medusa_cli.trees.tree import TokenTree
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # a draft in between is padded; beyond, arithmetic hides the launches
-MOST_GRAPHS = 32  # each holds its logits
+MOST_GRAPHS = 32
+MOST_BYTES = 2**30  # of logits and hidden states, which each graph holds for itself
 WARM_UPS = 2  # kernels are chosen and workspaces made before anything is recorded
+
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -97,11 +103,25 @@ class GraphedForward:
         self._record = record
         self._device = device
         self._recorded: OrderedDict[Bucket, tuple[Inputs, Recorded]] = OrderedDict()
+        self._unrecorded: set[Bucket] = set()  # memory didn't hold what these need
         self._moves = 0
 
     def takes(self, num_nodes: int, cache: TreeCache) -> bool:
         """Whether so many nodes over this cache can be replayed."""
         return num_nodes <= NODES[-1] and self.arena.is_lent_to(cache) and cache.layers[0].is_initialized
+
+    @staticmethod
+    def columns_for(longest: int, num_nodes: int) -> int:
+        """Columns that the arena has for so many committed tokens and a draft under them."""
+        recorded = num_nodes <= NODES[-1]
+        used = Bucket.of([longest], max(1, num_nodes)).columns if recorded else longest + num_nodes
+        return -(-used // COLUMNS) * COLUMNS
+
+    def release(self) -> None:
+        """Give back what is held for texts to come; what they need is made and recorded anew. Not beside a cache."""
+        if not self.arena.is_lent:
+            self.arena.give_up()
+            self._forget()
 
     def __call__(self, tokens_BN: Tensor, tree: TokenTree, cache: TreeCache) -> Seen:
         """Score all nodes. What is returned lies where the next forward writes: it holds for one step."""
@@ -111,24 +131,63 @@ class GraphedForward:
         for layer in cache.layers:
             layer.make_room(bucket.columns)
         if self._moves != self.arena.moves:
-            self._recorded.clear()
-            self._moves = self.arena.moves
-        inputs, recorded = self._fitting(bucket, tokens_BN, tree, cache)
-        inputs.fill(tokens_BN, tree, lengths)
-        recorded.replay()
-        seen = recorded.seen
+            self._forget()
+        found = self._fitting(bucket, tokens_BN, tree, cache)
+        if found is None:
+            inputs = self._filled(bucket, tokens_BN, tree, lengths)
+            seen = self._forward(inputs, cache)
+        else:
+            inputs, recorded = found
+            inputs.fill(tokens_BN, tree, lengths)
+            recorded.replay()
+            seen = recorded.seen
         return Seen(seen.hidden_BNH[:, :num_nodes], seen.logits_BNV[:, :num_nodes])
 
-    def _fitting(self, bucket: Bucket, tokens_BN: Tensor, tree: TokenTree, cache: TreeCache) -> tuple[Inputs, Recorded]:
+    def _filled(self, bucket: Bucket, tokens_BN: Tensor, tree: TokenTree, lengths: Sequence[int]) -> Inputs:
+        inputs = Inputs(bucket, self._device)
+        inputs.fill(tokens_BN, tree, lengths)
+        return inputs
+
+    def _fitting(
+        self, bucket: Bucket, tokens_BN: Tensor, tree: TokenTree, cache: TreeCache
+    ) -> tuple[Inputs, Recorded] | None:
+        """The recorded forward of this bucket, recorded now if it wasn't; None where memory doesn't hold it."""
         if bucket in self._recorded:
             self._recorded.move_to_end(bucket)
+        elif bucket in self._unrecorded:
+            return None
         else:
-            inputs = Inputs(bucket, self._device)
-            inputs.fill(tokens_BN, tree, cache.lengths[: bucket.rows])  # recording runs it, and writes where this says
-            self._recorded[bucket] = inputs, self._record(lambda: self._forward(inputs, cache))
-            if len(self._recorded) > MOST_GRAPHS:
+            # recording runs it, and writes where this says
+            inputs = self._filled(bucket, tokens_BN, tree, cache.lengths[: bucket.rows])
+            try:
+                self._recorded[bucket] = inputs, self._record(lambda: self._forward(inputs, cache))
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+                logger.info("no memory for a graph of %s: it runs as it is", bucket)
+                self._recorded.clear()
+                self._unrecorded.add(bucket)
+                return None
+            while len(self._recorded) > 1 and (len(self._recorded) > MOST_GRAPHS or self._bytes() > MOST_BYTES):
                 self._recorded.popitem(last=False)
         return self._recorded[bucket]
+
+    def _bytes(self) -> int:
+        """What all recorded forwards show."""
+        every = (recorded.seen for _, recorded in self._recorded.values())
+        return sum(each.nbytes for seen in every for each in (seen.hidden_BNH, seen.logits_BNV))
+
+    def _forget(self) -> None:
+        self._recorded.clear()
+        self._unrecorded.clear()
+        self._moves = self.arena.moves
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether this is what it comes from: the end of a recording that broke off may fail as well."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def on_cuda(device: torch.device) -> Recorder:
@@ -136,19 +195,28 @@ def on_cuda(device: torch.device) -> Recorder:
 
     RuntimeError where a forward asks something of the host, as some mixtures of experts do.
     """
+    # a stream of its own: the library's lies on whichever GPU was first, and warm-ups must leave their workspaces here
+    side = torch.cuda.Stream(device)
+    living: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
     pool = torch.cuda.graph_pool_handle()
 
     def record(run: Callable[[], Seen]) -> Recorded:
+        nonlocal pool
+        if not living:
+            pool = torch.cuda.graph_pool_handle()  # one whose last graph has gone can't be used again
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
-            side, here = torch.cuda.Stream(), torch.cuda.current_stream()
+            here = torch.cuda.current_stream()
             side.wait_stream(here)
+            # around the recording too: it doesn't find back to this stream when its end fails
             with torch.cuda.stream(side):
                 for _ in range(WARM_UPS):
                     run()
+                # other threads may use the GPU meanwhile, as those that watch over several processes do
+                with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
+                    seen = run()
             here.wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                seen = run()
+        living.add(graph)
         return Recorded(seen, graph.replay)
 
     return record

@@ -23,6 +23,7 @@ from medusa_cli.target.export import MOST_TOKENS
 from medusa_cli.target.final import FinalHidden, at_nodes
 from medusa_cli.target.graphs import GraphedForward, Inputs
 from medusa_cli.target.masks import MaskKinds, positions, takes_mapping, tree_masks
+from medusa_cli.target.runner import PLAIN
 from medusa_cli.trees.tree import Ancestry, TokenTree
 
 
@@ -156,10 +157,18 @@ class Target:
 
     def new_cache(self, num_rows: int, capacity: int) -> TreeCache:
         """An empty cache for `num_rows` rows with room for `capacity` columns each (it grows when needed)."""
-        cache = TreeCache(self.num_layers, num_rows, capacity, self._windows)
+        cache = self._cache(num_rows, capacity)
         if self.graphed is not None:
             self.graphed.arena.lend_to(cache)
         return cache
+
+    def release(self) -> None:
+        """Give back the memory that is held for texts to come, unless one is being written."""
+        if self.graphed is not None:
+            self.graphed.release()
+
+    def _cache(self, num_rows: int, capacity: int) -> TreeCache:
+        return TreeCache(self.num_layers, num_rows, capacity, self._windows)
 
     @cached_property
     def _windows(self) -> list[int | None]:
@@ -174,7 +183,7 @@ class Target:
 
         Tried with one node: some models rework what the cache gives back, and attention never meets the layer again.
         """
-        if self.identity.runner in ("eager", "graphs") or self.identity.attention != attention.NAME or not can_attend():
+        if self.identity.runner in PLAIN or self.identity.attention != attention.NAME or not can_attend():
             return False
         cache, root = self.new_cache(1, 1), TokenTree.empty()
         self._call(torch.zeros(1, 1, dtype=torch.long), root, cache.place(slice(0, 1), 1, self.device, root), cache)
@@ -206,7 +215,8 @@ class Target:
     @torch.inference_mode()
     def hidden(self, ids_BT: Tensor, lengths: Sequence[int]) -> Tensor:
         """Final normed hidden states [B, T, H] of right-padded rows; garbage past each row's length."""
-        cache = self.new_cache(len(ids_BT), ids_BT.shape[1])
+        self.release()
+        cache = self._cache(len(ids_BT), ids_BT.shape[1])
         last_B1 = torch.tensor(lengths, device=self.device)[:, None] - 1
         self._forward(
             ids_BT.to(self.device), TokenTree.chain(ids_BT.shape[1] - 1), cache, slice(0, len(ids_BT)), last_B1
@@ -253,7 +263,9 @@ class Target:
         place = inputs.place()
         for layer in cache.layers:
             layer.place = place
-        return self._run(inputs.tokens_BN, inputs, place, cache, None)
+        seen = self._run(inputs.tokens_BN, inputs, place, cache, None)
+        self._hidden = None  # a graph's memory is given back when nobody looks at it
+        return seen
 
     def _run(self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache, wanted_BW: Tensor | None) -> Seen:
         """One forward that writes where `place` says."""

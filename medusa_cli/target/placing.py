@@ -34,13 +34,27 @@ def placing_of(
 
 def _in_4_bits(dtype: torch.dtype) -> BitsAndBytesConfig:
     """NF4 with plain block scales: one row and many are multiplied by the same weights, so trees stay exact."""
-    need("bitsandbytes", "quantize")
+    _quantiser("bitsandbytes")
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
 
 
 def _in_8_bits() -> TorchAoConfig:
     """Weights alone, with a scale for each output. LLM.int8 is no choice: it multiplies by the rows beside."""
-    return TorchAoConfig(need("torchao.quantization", "quantize").Int8WeightOnlyConfig())
+    return TorchAoConfig(_quantiser("torchao.quantization", "Int8WeightOnlyConfig")())
+
+
+def _quantiser(module: str, name: str | None = None) -> Any:
+    """The package that quantises, or what it calls `name`. TargetError when it is there and can't be used."""
+    package = module.partition(".")[0]
+    try:
+        found = need(module, "quantize")
+        return found if name is None else getattr(found, name)
+    # libraries of another torch or another machine
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        raise TargetError(
+            f"{package} is installed and can't be used: {' '.join(str(error).split())[:200]}",
+            f"pip install --force-reinstall {package}, in a version for this torch; or leave out target.quantize",
+        ) from error
 
 
 def refuse_offload(model: Any, name: str) -> None:

@@ -48,7 +48,7 @@ def quickest_layout(model: nn.Module, fingerprint: str, *, blocks: bool) -> str:
     layers = [module for module in model.modules() if type(module) is nn.Linear]
     if sum(layer.weight.numel() for layer in layers) < LEAST_NUMBERS:
         return "auto"
-    key = _key("layout", fingerprint, str(blocks), layers[0].weight.device)
+    key = _key("layout", fingerprint, str(blocks), torch.device("cpu"))
     return chosen(_remembered(key, lambda: layout_seconds(layers, blocks=blocks)))
 
 
@@ -59,7 +59,8 @@ def is_quicker(target: Target, name: str, attach: Callable[[bool], None]) -> boo
     """
     if num_weights(target) < LEAST_NUMBERS:
         return True
-    key = _key(name, target.fingerprint, target.identity.runner, target.device)
+    how = f"{target.identity.runner} {target.dtype_name} {target.identity.attention}"
+    key = _key(name, target.fingerprint, how, target.device)
 
     def measure() -> dict[str, float]:
         seconds = {}
@@ -117,7 +118,8 @@ class _Sample:
         """That all of this shape take, laid out so."""
         laid_out = [lay(layer) for layer in self.layers]
         width = self.layers[0].in_features
-        return self.out_of * sum(_seconds_each(laid_out, torch.randn(rows, width)) for rows in ROWS)
+        # none are drawn: what others draw later must not depend on whether this was remembered
+        return self.out_of * sum(_seconds_each(laid_out, torch.ones(rows, width)) for rows in ROWS)
 
 
 def _seconds_each(layers: Sequence[nn.Module], inputs: Tensor) -> float:
@@ -182,6 +184,6 @@ def _read(file: Path) -> dict[str, float] | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))["seconds"]
         seconds = {str(name): float(took) for name, took in found.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     return seconds if seconds and all(took > 0 and math.isfinite(took) for took in seconds.values()) else None

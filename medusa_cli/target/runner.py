@@ -15,6 +15,9 @@ from medusa_cli.kernels.blocks import BlockLinear, functions
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.native import CannotCompile
 
+PLAIN = ("eager", "graphs")
+"""Runners that leave the layers as the library made them, wherever these are."""
+
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1
 
 
@@ -36,7 +39,7 @@ def lay_out(model: nn.Module, wanted: str) -> str:
     `auto` is what is quickest as far as is known (target/quickest.py finds out): blocks where a compiler is there and
     weights lie on a grid, else packed. Raises TargetError when blocks were asked for by name and can't be had.
     """
-    if wanted in ("eager", "graphs"):
+    if wanted in PLAIN:
         return wanted
     if wanted == "packed":
         pack(model, blocks=False)

@@ -4,18 +4,25 @@ On a CPU, by a recorder that does as a CUDA graph does: it runs the same operati
 """
 
 import gc
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
 from medusa_cli.acceptance.greedy import Greedy
-from medusa_cli.contracts import Draft
+from medusa_cli.assemble import lay_out_heads
+from medusa_cli.contracts import Draft, Seen
 from medusa_cli.decode.loop import Parts, collect
+from medusa_cli.decode.room import cache_bytes
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.target.graphs import MOST_GRAPHS, NODES, Bucket, GraphedForward
+from medusa_cli.produce.crew import Job, Manner, write_here
+from medusa_cli.target import graphs
+from medusa_cli.target.graphs import MOST_GRAPHS, NODES, Bucket, GraphedForward, Recorded
 from medusa_cli.target.model import Target
 from medusa_cli.trees.tree import TokenTree
+from tests.drafters.test_dynamic_drafter import random_heads
 from tests.fakes import DRAFTERS, SHAPES
 from tests.real_drafters import REAL
 from tests.recorder import on_cpu
@@ -159,13 +166,151 @@ def test_the_recorder_refuses_what_a_graph_can_not_hold() -> None:
         on_cpu(lambda: number.item())
 
 
-def test_the_place_grows_by_a_quarter_and_never_shrinks() -> None:
+def test_the_place_is_as_large_as_one_cache_needs_and_no_product_of_several() -> None:
     target = graphed_target()
     sizes = []
-    for rows, columns in ((1, 0), (1, 300), (1, 2000), (3, 100), (1, 2100), (1, 0)):
+    for rows, columns in ((1, 0), (1, 300), (1, 2000), (3, 100), (2, 90), (3, 300), (1, 2100)):
         cache = target.new_cache(rows, columns)
         target.prefill([[1]] * rows, cache)
         sizes.append(tuple(cache.layers[0].keys.shape[::2]))
         del cache
-    assert sizes == [(1, 256), (1, 512), (1, 2048), (3, 2048), (1, 2560), (1, 2560)]
-    assert target.graphed.arena._stores[0, "keys"].shape[0] == 3
+    assert sizes == [(1, 256), (1, 512), (1, 2048), (3, 256), (2, 256), (3, 512), (1, 2304)]
+    a_token = target.cache_bytes_per_token
+    assert target.graphed.arena.num_bytes == 2304 * a_token
+
+
+def test_texts_that_take_turns_with_longer_and_with_more_ones_stay_right() -> None:
+    model = tiny_model("llama", max_position_embeddings=1024)
+    target, long = target_of(model, "sdpa"), prompt_of(300)
+    target.graphed = GraphedForward(target.at, on_cpu, CPU)
+    short = [prompt_of(5), prompt_of(9), prompt_of(7)]
+    for prompts in ([long], short, [long], short):
+        found = collect(Parts(target, NoDrafter(), Greedy()), prompts, Limits(6), max_rows=3)
+        assert [each.token_ids for each in found] == [greedy_of(model, prompt, 6) for prompt in prompts]
+
+
+def test_what_is_held_for_later_texts_can_be_given_back_and_is_made_anew() -> None:
+    target, texts = graphed_target(), known("llama")
+    for _ in range(2):
+        (found,) = collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
+        assert found.token_ids == texts.wanted(1)[0]
+        assert target.graphed.arena.num_bytes
+        target.release()
+        assert (target.graphed.arena.num_bytes, recorded(target)) == (0, [])
+
+
+def test_nothing_is_given_back_while_a_text_is_written() -> None:
+    target, texts = graphed_target(), known("llama")
+    cache = target.new_cache(1, 0)
+    target.prefill([texts.prompts[0]], cache)
+    draft = Draft(torch.tensor([[texts.answers[0][0]]]), TokenTree.empty())
+    target.verify(draft, cache)
+    target.release()
+    assert recorded(target) == [Bucket(1, 1, 256)]
+    assert int(target.verify(draft, cache).logits_BNV[0, 0].argmax()) == texts.answers[0][1]
+
+
+def test_reading_whole_texts_takes_no_place_from_the_one_that_is_written() -> None:
+    target, texts = graphed_target(), known("llama")
+    collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
+    ids_BT = torch.tensor([prompt_of(12)] * 4)
+    hidden_BTH = target.hidden(ids_BT, [12] * 4)
+    assert torch.equal(hidden_BTH, target_of(tiny_model("llama"), "sdpa").hidden(ids_BT, [12] * 4))
+    assert target.graphed.arena.num_bytes == 0, "training that follows has other uses for it"
+
+
+def test_writing_answers_leaves_no_memory_taken_even_when_it_is_stopped() -> None:
+    target, texts = graphed_target(), known("llama")
+    manner = Manner(NUM_NEW, None, rows=2)
+    jobs = [Job(number, prompt) for number, prompt in enumerate(texts.prompts)]
+    written = {one.index: one.token_ids for one in write_here(target, jobs, manner)}
+    assert [written[index] for index in range(3)] == texts.wanted(3)
+    assert target.graphed.arena.num_bytes == 0
+    stopped = write_here(target, jobs, manner)
+    next(stopped)
+    assert target.graphed.arena.num_bytes
+    stopped.close()
+    assert target.graphed.arena.num_bytes == 0
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_where_memory_holds_no_recording_texts_are_written_without(wrapped: bool) -> None:
+    tried = []
+
+    def full(run: Callable[[], Seen]) -> Recorded:
+        tried.append(run().logits_BNV.shape[1])
+        if len(tried) < 2:
+            return on_cpu(run)
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        except torch.OutOfMemoryError:
+            if wrapped:  # the end of the recording fails as well
+                raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+            raise
+
+    target, texts = graphed_target(), known("llama")
+    target.graphed = GraphedForward(target.at, full, CPU)
+    drafter = DRAFTERS["random"](texts.texts, SHAPES["dynamic"])
+    found = collect(Parts(target, drafter, Greedy()), texts.prompts, LIMITS, max_rows=3)
+    assert [each.token_ids for each in found] == texts.wanted(3)
+    assert len(tried) >= 2
+    assert recorded(target) == [], "what was recorded gave its memory back"
+    assert len(tried) == 1 + len(target.graphed._unrecorded), "each is tried once"
+
+
+def test_ctrl_c_while_recording_leaves_a_target_that_writes_on() -> None:
+    interrupts = iter([True])
+
+    def record(run: Callable[[], Seen]) -> Recorded:
+        seen = on_cpu(run)
+        if next(interrupts, False):
+            raise KeyboardInterrupt
+        return seen
+
+    target, texts = graphed_target(), known("llama")
+    target.graphed = GraphedForward(target.at, record, CPU)
+    with pytest.raises(KeyboardInterrupt):
+        collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
+    assert recorded(target) == []
+    (found,) = collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
+    assert found.token_ids == texts.wanted(1)[0]
+    assert recorded(target) == [Bucket(1, 1, 256)]
+
+
+def test_logits_of_all_recordings_take_a_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = graphed_target()
+    cache = target.new_cache(3, 0)
+    target.prefill([prompt_of(3)] * 3, cache)
+    one_node = 4 * (97 + 32)
+    monkeypatch.setattr(graphs, "MOST_BYTES", 4 * one_node)
+    for rows in (1, 2, 3):
+        target.verify(Draft(torch.zeros(rows, 1, dtype=torch.long), TokenTree.empty()), cache)
+    assert recorded(target) == [Bucket(3, 1, 256)]
+    target.verify(Draft(torch.zeros(3, 8, dtype=torch.long), TokenTree.chain(7)), cache)
+    assert recorded(target) == [Bucket(3, 8, 256)], "one is kept, however large"
+
+
+@pytest.mark.parametrize(
+    ("longest", "nodes", "columns"), [(100, 1, 256), (250, 30, 512), (4000, 60, 4096), (500, 100, 768)]
+)
+def test_the_guard_of_memory_counts_the_columns_that_are_held(longest: int, nodes: int, columns: int) -> None:
+    target = target_of(tiny_model("llama", max_position_embeddings=8192), "sdpa")
+    target.graphed = GraphedForward(target.at, on_cpu, CPU)
+    needed, counted = cache_bytes(target, [[1] * (longest - 1)], Limits(1), 2, nodes)
+    assert counted == columns
+    assert needed == 2 * columns * target.cache_bytes_per_token * 3 // 2
+    cache = target.new_cache(2, 0)
+    target.prefill([prompt_of(3)] * 2, cache)
+    with torch.inference_mode():
+        cache.commit(slice(0, 2), [longest - 3] * 2)
+        tokens_BN = torch.zeros(2, nodes, dtype=torch.long)
+        target.verify(Draft(tokens_BN, TokenTree.chain(nodes - 1)), cache)
+    assert target.graphed.arena.num_bytes <= 2 * columns * target.cache_bytes_per_token
+
+
+def test_heads_stay_as_they_are_beside_recorded_forwards() -> None:
+    target = graphed_target()
+    target.identity = replace(target.identity, runner="graphs")
+    heads = random_heads(target)
+    lay_out_heads(heads, target)
+    assert heads.packed_block is None, "a GPU has no layouts of the CPU's kernels"

@@ -20,6 +20,8 @@ from medusa_cli.recipe_text import load_recipe
 from medusa_cli.target import load as load_room
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
+from medusa_cli.target.placing import placing_of
+from medusa_cli.target.sources import Source
 from medusa_cli.target.weights import step_bytes, stored
 from tests.fakes import OracleDrafter, wide
 from tests.tiny_folders import save_gguf, save_tiny
@@ -112,6 +114,31 @@ def test_without_the_package_the_extra_is_named(
         load(save_tiny(tmp_path / "model"), quantize=quantize)
     assert package in caught.value.message
     assert caught.value.hint == "pip install 'medusa-heads[quantize]'"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("raise OSError('libtorch.so: undefined symbol')", "undefined symbol"),
+        ("import no_such_module", "No module named 'no_such_module'"),
+        ("", "Int8WeightOnlyConfig"),
+    ],
+)
+def test_a_package_that_is_there_and_can_not_be_used_is_told_in_words(
+    code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "torchao"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "quantization.py").write_text(code)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchao"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(TargetError) as caught:
+        placing_of(TargetSettings(quantize="8bit"), Source("m", "m"), torch.float32, torch.device("cpu"))
+    assert "torchao is installed and can't be used" in caught.value.message
+    assert words in caught.value.message
+    assert "--force-reinstall torchao" in caught.value.hint
 
 
 @pytest.mark.parametrize("quantize", ["4bit", "8bit"])

@@ -99,7 +99,13 @@ def test_what_was_measured_once_is_remembered_and_said(
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("spoilt", ["{", "[]", '{"seconds": {}}', '{"seconds": {"packed": "nan"}}', '{"seconds": 1}'])
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        "{", "[]", '{"seconds": {}}', '{"seconds": {"packed": "nan"}}', '{"seconds": 1}',
+        f'{{"seconds": {{"packed": 1{400 * "0"}}}}}',
+    ],
+)  # fmt: skip
 def test_a_spoilt_memory_is_measured_anew(every_size: None, monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
     timed = slow(monkeypatch, PackedLinear)
     target_of(tiny_model("llama"), runner="auto")
@@ -118,6 +124,13 @@ def test_a_home_that_can_not_be_written_to_costs_the_measurement_and_no_more(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "file"))
     assert target_of(tiny_model("llama"), runner="auto").identity.runner == "eager"
+
+
+def test_measuring_draws_no_random_numbers(every_size: None) -> None:
+    before = torch.random.get_rng_state()
+    layers = [module for module in tiny_model("llama").modules() if type(module) is nn.Linear]
+    quickest.layout_seconds(layers, blocks=False)
+    assert torch.equal(torch.random.get_rng_state(), before), "what is drawn later would depend on what is remembered"
 
 
 # --- CUDA graphs, recorded by the tests' recorder ---
@@ -162,3 +175,19 @@ def test_graphs_are_for_a_gpu() -> None:
     assert choose_runner("auto", torch.device("mps"), torch.float32) == "eager"
     with pytest.raises(TargetError, match="graphs runner needs a CUDA device, not cpu"):
         choose_runner("graphs", CPU, torch.float32)
+
+
+def test_what_was_measured_in_one_dtype_or_attention_says_nothing_of_another(
+    every_size: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for with_graphs, dtype, attention in (
+        (4.0, "float32", "sdpa"),
+        (1.0, "bfloat16", "sdpa"),
+        (1.0, "float32", "eager"),
+    ):
+        by_clock(monkeypatch, {True: with_graphs, False: 2.0})
+        target = target_of(tiny_model("llama"), attention)
+        monkeypatch.setattr(attach, "step_seconds", lambda target: 1.0)
+        target.dtype = getattr(torch, dtype)
+        attach_graphs(target, by_measurement=True)
+        assert (target.graphed is not None) == (with_graphs == 1.0), (dtype, attention)
