@@ -28,7 +28,10 @@ class Draft:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one forward of the target shows: hidden_BNH (final, normed) and logits_BNV, one per token asked for."""
+    """What one forward of the target shows: hidden_BNH (final, normed) and logits_BNV, one per token asked for.
+
+    It holds until the next forward, which may write to the same memory: who keeps some of it longer copies that.
+    """
 
     hidden_BNH: Tensor
     logits_BNV: Tensor

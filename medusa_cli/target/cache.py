@@ -23,12 +23,12 @@ Allocate = Callable[[str, tuple[int, int, int, int], Tensor], Tensor]
 """(keys or values, shape [rows, H, C, E], like) -> room for them, of C columns at least"""
 
 
-def fresh(kind: str, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
+def new_memory(kind: str, shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
     """New memory, as many columns as asked for."""
     return torch.zeros(shape, dtype=like.dtype, device=like.device)
 
 
-def on(device: torch.device, numbers: Sequence[int]) -> Tensor:
+def numbers_on(device: torch.device, numbers: Sequence[int]) -> Tensor:
     """Numbers of the host on a device, without waiting until it has them."""
     held = torch.tensor(numbers, pin_memory=device.type == "cuda")
     return held.to(device, non_blocking=True)
@@ -55,7 +55,7 @@ class TreeLayer(CacheLayerMixin):
         self.num_rows = num_rows
         self.capacity = capacity
         self.window = window
-        self.allocate: Allocate = fresh
+        self.allocate: Allocate = new_memory
         self.attended = False  # whether attention came back to this layer
         self.place: Place | None = None
 
@@ -158,7 +158,7 @@ class TreeCache(Cache):
         """
         lengths = self.lengths[rows]
         start = lengths[0] if len(set(lengths)) == 1 else None
-        columns_BN = on(device, lengths)[:, None] + torch.arange(num_nodes, device=device)
+        columns_BN = numbers_on(device, lengths)[:, None] + torch.arange(num_nodes, device=device)
         place = Place(
             slice(rows.start or 0, (rows.start or 0) + len(lengths)),
             columns_BN,
@@ -197,7 +197,7 @@ class TreeCache(Cache):
         """Columns length + path[d] go to length + d. Places past a path's end stay as they are."""
         num_rows, num_places = path_BD.shape
         device = path_BD.device
-        to_BD = on(device, self.lengths[:num_rows])[:, None] + torch.arange(num_places, device=device)
+        to_BD = numbers_on(device, self.lengths[:num_rows])[:, None] + torch.arange(num_places, device=device)
         from_BD = torch.where(path_BD < 0, to_BD, to_BD[:, :1] + path_BD)
         if num_rows == 1:
             start = self.lengths[0]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from medusa_cli.contracts import Seen
 from medusa_cli.target.arena import COLUMNS, Arena
-from medusa_cli.target.cache import Place, TreeCache, on
+from medusa_cli.target.cache import Place, TreeCache, numbers_on
 from medusa_cli.trees.tree import TokenTree
 
 NODES = (1, 2, 4, 8, 16, 24, 32, 48, 64)  # a draft in between is padded; beyond, arithmetic hides the launches
@@ -72,7 +72,7 @@ class Inputs:
         count = tree.num_nodes
         self.tokens_BN[:, :count] = tokens_BN
         self.ancestors_XNN[:, :count, :count] = tree.ancestors_XNN
-        self.lengths_B.copy_(on(self.lengths_B.device, lengths))
+        self.lengths_B.copy_(numbers_on(self.lengths_B.device, lengths))
 
     @property
     def num_nodes(self) -> int:
