@@ -185,7 +185,12 @@ class TrainSettings(Settings):
     learning_rate: float = Field(1e-3, gt=0)
     warmup_ratio: float = Field(0.03, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
-    head_decay: float = Field(0.8, gt=0, le=1, description="weight of head k's loss is head_decay ** k")
+    head_decay: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="weight of head k's loss is head_decay ** k; an adapter feels it, heads with AdamW learn alike",
+    )
     micro_batch_size: int | None = Field(
         None, ge=1, description="positions of a step learnt from at once, to bound memory; none: the whole step"
     )
