@@ -131,8 +131,10 @@ def test_a_package_that_is_there_and_can_not_be_used_is_told_in_words(
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "quantization.py").write_text(code)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchao"]:
-        monkeypatch.delitem(sys.modules, name)
+    held = [name for name in sys.modules if name.partition(".")[0] == "torchao"]
+    for name in {"torchao", "torchao.quantization", *held}:
+        monkeypatch.setitem(sys.modules, name, None)  # so that what is imported now goes with the test
+        del sys.modules[name]
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(TargetError) as caught:
         placing_of(TargetSettings(quantize="8bit"), Source("m", "m"), torch.float32, torch.device("cpu"))
