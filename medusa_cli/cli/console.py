@@ -46,7 +46,7 @@ class _Listener(logging.Handler):
     """Shows what rooms below the command line report, as lines of log."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
-        super().__init__(logging.INFO)
+        super().__init__()
         self.show = show
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -76,7 +76,7 @@ class Console:
         self._print_above_bar: Callable[[str], None] | None = None
         self._printed_json = False
         reports = logging.getLogger("medusa_cli")
-        reports.setLevel(logging.INFO)
+        reports.setLevel(logging.DEBUG if verbose else logging.INFO)
         reports.handlers = [_Listener(self.info)]
         for name in CHATTERING:
             logging.getLogger(name).setLevel(logging.ERROR)

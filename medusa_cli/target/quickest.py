@@ -168,14 +168,14 @@ def _remembered(key: Mapping[str, str], measure: Callable[[], dict[str, float]])
     text = json.dumps(key)
     file = cache_home() / "runners" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
     seconds = _read(file)
+    said = logging.INFO if seconds is None else logging.DEBUG  # once, and to whoever asks for more
     if seconds is None:
         seconds = measure()
         with suppress(OSError):  # a home that can't be written to costs the same moment again
             file.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps({"of": key, "seconds": seconds}))
-    logger.info(
-        "measured for runner auto: %s", ", ".join(f"{name} {1000 * took:.1f} ms" for name, took in seconds.items())
-    )
+    times = ", ".join(f"{name} {1000 * took:.1f} ms" for name, took in seconds.items())
+    logger.log(said, "measured for runner auto, steps over 1 and over 8 nodes together: %s", times)
     return seconds
 
 

@@ -89,14 +89,14 @@ def test_what_was_measured_once_is_remembered_and_said(
     every_size: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     timed = slow(monkeypatch, PackedLinear)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, logger="medusa_cli"):
         target_of(tiny_model("llama"), runner="auto")
         measured = len(timed)
         target_of(tiny_model("llama"), runner="auto")
     assert len(timed) == measured
-    said = [record.getMessage() for record in caplog.records if "packed" in record.getMessage()]
-    assert len(said) == 2
-    assert said[0] == said[1]
+    first, again = (record for record in caplog.records if "packed" in record.getMessage())
+    assert first.getMessage() == again.getMessage()
+    assert (first.levelno, again.levelno) == (logging.INFO, logging.DEBUG), "news once, then for whoever asks"
 
 
 @pytest.mark.parametrize(
