@@ -124,3 +124,15 @@ def test_prompts_are_asked_for_only_as_rows_become_free() -> None:
 
 def test_no_prompt_is_no_text() -> None:
     assert collect(Parts(TARGET(), NoDrafter(), Greedy()), [], Limits(4)) == []
+
+
+@pytest.mark.parametrize(("lengths", "budget", "columns"), [((5, 20), 60, 128), ((5, 90), 60, 256), ((5,), 4000, 640)])
+def test_there_is_room_for_what_texts_may_become(
+    lengths: Sequence[int], budget: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    made = TARGET.new_cache
+    monkeypatch.setattr(TARGET, "new_cache", lambda rows, room: asked.append((rows, room)) or made(rows, room))
+    prompts = [[1] * length for length in lengths]
+    next(decode(Parts(TARGET, NoDrafter(), Greedy()), prompts, Limits(budget), max_rows=2))
+    assert asked == [(2, columns)]
