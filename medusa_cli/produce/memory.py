@@ -21,6 +21,7 @@ from medusa_cli.target.sources import find_source
 FLOAT, HALF = 4, 2  # bytes of a float32, and of a number of 16 bits
 # tensors of the inner and of the hidden width that are there at once for each token of a prompt
 READ_INNER, READ_HIDDEN = 4, 12
+DRAWN = 10  # tensors of the size of the logits while tokens are drawn from them: sorted, summed up, and their places
 # while heads learn: weights, gradients and two moments; a checkpoint is put together in memory without the gradients
 TRAINED_COPIES, SAVED_COPIES = 4, 3
 # [places, heads, hidden] while a piece of a step is learnt from: sums of both inputs, their sum, its SiLU, the blocks,
@@ -105,7 +106,7 @@ def memory_of(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
         base=base_bytes() if on_cpu else 0,
         weights=weights,
         loading=weights + (0 if mapped or not on_cpu else model.numbers * stored.itemsize),
-        writing=copies * held + rows * row_bytes(recipe, text, dtype.itemsize),
+        writing=copies * held + rows * row_bytes(recipe, text, dtype.itemsize, on_cpu=on_cpu),
         training=held + output + learning,
         free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
     )
@@ -124,16 +125,29 @@ def laid_out_bytes(recipe: Recipe, model: Model, stored: torch.dtype) -> int:
     return model.laid_out * FLOAT
 
 
-def row_bytes(recipe: Recipe, text: Any, itemsize: int) -> int:
-    """One text while it is written: keys and values, logits, and what passes through while its prompt is read."""
+def row_bytes(recipe: Recipe, text: Any, itemsize: int, *, on_cpu: bool) -> int:
+    """One text while it is written: keys and values, logits, and what passes through while its prompt is read.
+
+    on_cpu   memory that was freed is seldom the right piece for what comes next: prompts that are written first, and
+             what it takes to draw their tokens, are counted beside their answers
+    """
     data = recipe.data
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     a_token = 2 * text.num_hidden_layers * key_heads * width * itemsize
     inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    columns = -(-min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens) // BLOCK) * BLOCK
+    columns = _whole_blocks(min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens))
     passing = data.max_prompt_tokens * (READ_INNER * inner + READ_HIDDEN * text.hidden_size) * itemsize
-    return columns * a_token + text.vocab_size * FLOAT + passing
+    logits = FLOAT
+    if on_cpu and data.dataset == "self":
+        columns += _whole_blocks(data.max_prompt_tokens)
+        logits *= DRAWN
+    return columns * a_token + text.vocab_size * logits + passing
+
+
+def _whole_blocks(columns: int) -> int:
+    """As the cache holds them."""
+    return -(-columns // BLOCK) * BLOCK
 
 
 def packs(recipe: Recipe) -> bool:

@@ -131,8 +131,11 @@ def test_there_is_room_for_what_texts_may_become(
     lengths: Sequence[int], budget: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    made = TARGET.new_cache
-    monkeypatch.setattr(TARGET, "new_cache", lambda rows, room: asked.append((rows, room)) or made(rows, room))
+    target = TARGET()
+    made = target.new_cache
+    monkeypatch.setattr(
+        target, "new_cache", lambda rows, capacity: asked.append((rows, capacity)) or made(rows, capacity)
+    )
     prompts = [[1] * length for length in lengths]
-    next(decode(Parts(TARGET, NoDrafter(), Greedy()), prompts, Limits(budget), max_rows=2))
+    next(decode(Parts(target, NoDrafter(), Greedy()), prompts, Limits(budget), max_rows=2))
     assert asked == [(2, columns)]
