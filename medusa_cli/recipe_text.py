@@ -33,15 +33,21 @@ def load_recipe(
     Raises RecipeError naming every fault.
     """
     tree, twice = _read_yaml(file) if file else ({}, [])
-    _put_all(tree, (_split_override(text) for text in overrides))
-    _put_all(tree, _from_environment(os.environ if surroundings is None else surroundings))
-    _put_all(tree, ((name, value) for name, value in (values or {}).items() if value is not None))
+    on_top = [
+        *(_split_override(text) for text in overrides),
+        *_from_environment(os.environ if surroundings is None else surroundings),
+        *((name, value) for name, value in (values or {}).items() if value is not None),
+    ]
+    _put_all(tree, on_top)
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
         fields = all_fields()
         patterns = {name: field.description or "" for name, field in fields.items()}
-        raise _fault([*twice, *in_words(error.errors(), patterns, fields)], file) from error
+        faults = error.errors()
+        given = {name for name, _ in on_top}
+        of_the_file = twice or any(".".join(map(str, fault["loc"])) not in given for fault in faults)
+        raise _fault([*twice, *in_words(faults, patterns, fields)], file if of_the_file else None) from error
     if twice:
         raise _fault(twice, file)
     return recipe

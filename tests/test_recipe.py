@@ -174,3 +174,14 @@ def test_a_section_that_may_be_left_out_is_on_when_a_setting_of_it_is_given(file
 )
 def test_what_an_adapter_can_not_be_is_a_fault(content: str, words: str, file: Path) -> None:
     assert told(file, content) == f"{file}: {words}"
+
+
+def test_a_fault_that_was_given_on_top_is_not_the_file_s(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("train: {epochs: 1}")
+    with pytest.raises(RecipeError) as on_top:
+        load_recipe(file, ["target.quantize=9bit"], {"data.rows": 0}, {"MEDUSA_TRAIN_EPOCHS": "0"})
+    assert "mine.yaml" not in on_top.value.message
+    file.write_text("train: {epochs: 0}")
+    with pytest.raises(RecipeError, match=r"mine\.yaml: "):
+        load_recipe(file, ["target.quantize=9bit"], {}, {})

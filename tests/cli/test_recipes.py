@@ -99,7 +99,7 @@ def test_an_action_that_is_none_is_a_usage_error(medusa: Medusa) -> None:
 
 def test_a_run_takes_a_recipe_by_its_name(medusa: Medusa) -> None:
     done = medusa("train-heads", "-c", "demo", "data.rows=0")
-    assert (done.code, "recipes/demo.yaml: data.rows must be at least 1, not 0" in done.err) == (1, True)
+    assert (done.code, "error: data.rows must be at least 1, not 0" in done.err) == (1, True)
     unknown = medusa("train-heads", "-c", "demmo")
     assert unknown.code == 2
     assert "did you mean demo?" in unknown.err
