@@ -182,7 +182,7 @@ class TrainSettings(Settings):
     epochs: float = Field(2.0, gt=0)
     max_steps: int | None = Field(None, ge=1)
     batch_size: int = Field(2048, ge=1, description="supervised positions in a step")
-    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate: float = Field(2e-3, gt=0)
     warmup_ratio: float = Field(0.03, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     head_decay: float = Field(
