@@ -18,7 +18,7 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-8-bits lint type bench bench-gpu bench-writing bench-training exactness fuzz soak map docs clean
+.PHONY: help setup demo test test-8-bits lint type bench bench-gpu bench-writing bench-training exactness fuzz soak docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,12 +86,11 @@ fuzz: setup ## look for files that crash the readers
 soak: setup ## kill training runs over and over and compare what they leave; SOAK_ARGS=--all-lines for every place
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
-map: setup ## each file of the package, in one line
-	@$(BIN)/python -m medusa_cli.cli.reference map
-
-docs: setup ## write docs/cli.md from --help
+docs: setup ## write docs/cli.md from --help, and docs/map.md from the files' first lines
 	$(BIN)/python -m medusa_cli.cli.reference > docs/cli.md.new
 	mv docs/cli.md.new docs/cli.md
+	$(BIN)/python -m medusa_cli.cli.reference map > docs/map.md.new
+	mv docs/map.md.new docs/map.md
 
 clean: ## remove caches and build outputs; $(VENV) and runs/ stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

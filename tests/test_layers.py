@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "medusa_cli"
 LAYERS = (
-    ("errors", "lazy", "home", "atomic", "faults", "shelf", "launch", "markdown"),
+    ("errors", "lazy", "home", "atomic", "faults", "shelf", "launch", "markdown", "util"),
     ("kernels", "trees", "recipe"),
     ("contracts", "recipe_text"),
     ("heads", "target"),

@@ -1,4 +1,4 @@
-"""The documents say what is there: commands parse, targets and paths exist, the tree and the layers are the code's."""
+"""The documents say what is there: commands parse, targets and paths exist, the map and the layers are the code's."""
 
 import ast
 import re
@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from medusa_cli.cli.app import COMMANDS, make_app
+from medusa_cli.cli.reference import package_map
 from tests.test_layers import LAYERS
 
 ROOT = Path(__file__).parents[1]
@@ -18,10 +19,9 @@ PACKAGE = ROOT / "medusa_cli"
 WRITTEN_BY_HAND = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    *(file for file in sorted((ROOT / "docs").glob("*.md")) if file.name not in ("cli.md", "log.md")),
+    *(file for file in sorted((ROOT / "docs").glob("*.md")) if file.name not in ("cli.md", "log.md", "map.md")),
 ]
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-TREE_LINE = re.compile(r"^((?:[│ ]   )*[├└]── )(\S+)(.*)$")
 
 
 def shell_lines(text: str) -> Iterator[list[str]]:
@@ -78,29 +78,23 @@ def test_a_quoted_make_target_is_in_the_makefile(file: Path) -> None:
     assert set(in_blocks + inline) <= targets
 
 
-def tree_of_readme() -> dict[str, str]:
-    """Path below the package -> what README's file tree says about it."""
+def test_the_map_is_the_package_s() -> None:
+    assert (ROOT / "docs/map.md").read_text(encoding="utf-8") == package_map(), "run: make docs"
+
+
+def test_each_file_says_in_its_first_line_what_it_is() -> None:
+    silent = [
+        str(file.relative_to(ROOT))
+        for file in sorted(PACKAGE.rglob("*.py"))
+        if file.name != "__init__.py" and not ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    ]
+    assert not silent
+
+
+def test_the_table_of_rooms_in_readme_names_each_room() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = [block for _, block in FENCED.findall(text) if block.startswith("medusa_cli/\n")]
-    found, folder = {}, ""
-    for line in block.splitlines()[1:]:
-        if match := TREE_LINE.match(line):
-            deep = len(match[1]) > len("├── ")
-            name = (folder if deep else "") + match[2]
-            folder = folder if deep else name if name.endswith("/") else ""
-            found[name] = match[3].strip()
-    return found
-
-
-def test_the_file_tree_of_readme_is_the_package_s() -> None:
-    # a room's __init__.py is named by its folder
-    files = {str(file.relative_to(PACKAGE)) for file in PACKAGE.rglob("*.py")}
-    files -= {name for name in files if name.endswith("/__init__.py")}
-    named = tree_of_readme()
-    assert {name for name in named if name.endswith(".py")} == files, "README's file tree: `make map` has the lines"
-    assert {f"{name.split('/')[0]}/" for name in files if "/" in name} <= set(named)
-    assert all((PACKAGE / name).exists() for name in named)
-    assert all(named.values()), "each file has something said about it"
+    named = set(re.findall(r"^\| `medusa_cli/(\w+)/` \|", text, re.MULTILINE))
+    assert named == {folder.parent.name for folder in PACKAGE.glob("*/__init__.py")}
 
 
 @pytest.mark.parametrize("file", WRITTEN_BY_HAND, ids=lambda file: file.name)

@@ -1,7 +1,7 @@
-"""Texts about the program made from the program: docs/cli.md, and the map of the package.
+"""Texts about the program made from the program: docs/cli.md, and docs/map.md, each file of the package in one line.
 
 python -m medusa_cli.cli.reference > docs/cli.md
-python -m medusa_cli.cli.reference map
+python -m medusa_cli.cli.reference map > docs/map.md
 """
 
 import ast
@@ -22,6 +22,12 @@ INTRODUCTION = """\
 What `--help` says, written by `make docs`. Where another program is called `medusa`, say `python -m medusa_cli`.
 """
 
+MAP_INTRODUCTION = """\
+# Where things are
+
+Each file and its first line, written by `make docs`. Which room may import which: [architecture.md](architecture.md).
+"""
+
 
 def cli_reference(commands: Iterable[str] = COMMANDS) -> str:
     """The text of docs/cli.md: the help of `medusa` and of each command, at a fixed width."""
@@ -38,14 +44,16 @@ def _sections(command: Any, context: Any) -> Iterator[str]:
         yield from _sections(inner, inner.context_class(inner, info_name=name, parent=context, terminal_width=WIDTH))
 
 
-def package_map(package: Path = Path(__file__).parents[1]) -> Iterator[str]:
-    """A line for each folder and each file that says something: indented name, then the first line of its docstring."""
-    for file in sorted(package.rglob("*.py"), key=lambda file: (file.parent, file.name != "__init__.py", file.name)):
-        place = file.relative_to(package.parent)
-        indent = "  " * (len(place.parts) - 1)
+def package_map(package: Path = Path(__file__).parents[1]) -> str:
+    """The text of docs/map.md: the first line of the docstring of each file that has one, room by room."""
+    files = sorted(package.rglob("*.py"), key=lambda file: (file.parent, file.name))
+    rooms: dict[Path, list[str]] = {}
+    for file in files:
         summary = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
-        name = f"{indent[2:]}{place.parent.name}/" if file.name == "__init__.py" else f"{indent}{file.name}"
-        yield f"{name:<28}  {summary}".rstrip()
+        if summary:
+            rooms.setdefault(file.parent.relative_to(package.parent), []).append(f"- `{file.name}`: {summary}")
+    sections = [f"## {room}/\n\n" + "\n".join(lines) + "\n" for room, lines in rooms.items()]
+    return "\n".join([MAP_INTRODUCTION, *sections])
 
 
 def _section(title: str, text: str) -> str:
@@ -55,4 +63,4 @@ def _section(title: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n".join(package_map()) + "\n" if sys.argv[1:] == ["map"] else cli_reference())
+    sys.stdout.write(package_map() if sys.argv[1:] == ["map"] else cli_reference())
