@@ -86,6 +86,7 @@ ARCHITECTURES = {
         Architecture("stablelm", {**_GROUPED, "partial_rotary_factor": 0.5}),
         Architecture("phi", {**_GROUPED, "partial_rotary_factor": 0.5}),
         Architecture("phi3", {**_GROUPED, "sliding_window": WINDOW, "pad_token_id": 0}),
+        Architecture("phimoe", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
         Architecture("gpt_neox", {**_COMMON, "rotary_pct": 0.5}),
         Architecture("gptj", {**_OLD, "rotary_dim": 4}),
         Architecture("gpt2", _OLD),

@@ -111,7 +111,9 @@ def _deciding(parts: "Parts", prompt: list[int], limits: "Limits") -> "Callable[
     @torch.inference_mode()
     def logits_after(new_ids: list[int]) -> "Tensor":
         row = Row(0, [*prompt, *new_ids], len(prompt), limits)
-        seen = parts.target.prefill([row.tokens], parts.target.new_cache(1, len(row.tokens)))
+        first = parts.target.tables.first_length(row.prompt_tokens, len(row.tokens))
+        cache = parts.target.new_cache(1, len(row.tokens))
+        seen = parts.target.prefill([row.tokens], cache, as_long_as=[first])
         logits_BV = seen.logits_BNV[:, 0]
         return logits_BV[0] if parts.shaping is None else parts.shaping.first(logits_BV, [row])[0]
 

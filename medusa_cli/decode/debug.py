@@ -70,7 +70,8 @@ class CacheCheck:
         for index, row in enumerate(rows.active):
             length = rows.cache.lengths[index]
             fresh = self._target.new_cache(1, length)
-            self._target.prefill([row.tokens[:length]], fresh)
+            first = self._target.tables.first_length(row.prompt_tokens, length)
+            self._target.prefill([row.tokens[:length]], fresh, as_long_as=[first])
             for number, (held, read) in enumerate(zip(rows.cache.layers, fresh.layers, strict=True)):
                 for name in ("keys", "values"):
                     ours_HCE = getattr(held, name)[index, :, :length]

@@ -145,7 +145,7 @@ def _new_row(parts: Parts, key: int, prompt: Sequence[int], limits: Limits) -> R
 @torch.inference_mode()
 def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
     """Read the joining prompts with one forward and decide each row's first token; hidden states [B, 1, H]."""
-    rows.lend_prefix(joining)
+    rows.lend_prefix(joining, parts.target.tables.lendable)
     seen = parts.target.prefill([row.tokens for row in joining], rows.cache, first_row=len(rows.active))
     logits_BV = seen.logits_BNV[:, 0]
     if parts.shaping is not None:

@@ -18,6 +18,9 @@ from medusa_cli.target.cache import TreeCache
 
 LEND_FROM = 4  # tokens a shared beginning must have: copying less costs more than reading it
 
+Lendable = Callable[[int, int, int], int]
+"""(a row's prompt tokens, its committed tokens, tokens of a prompt that joins) -> committed tokens that are the same"""
+
 FindStop = Callable[[Sequence[int], Sequence[int]], int | None]
 
 
@@ -114,18 +117,24 @@ class Rows:
         """The logits as generation settings ask; as they are where nothing is asked."""
         return logits_BNV if self.shaping is None else self.shaping.nodes(logits_BNV, draft, self.active)
 
-    def lend_prefix(self, joining: Sequence[Row]) -> None:
+    def lend_prefix(self, joining: Sequence[Row], lendable: Lendable) -> None:
         """Give the rows that join the longest beginning that an active row shares with all of them.
 
         Texts of one chat template, or of one long system prompt, need it read once. The last token of a prompt is
         always left to be read: it decides the first new one.
+
+        lendable   how much of what a row holds is as a prompt's own reading would have it
         """
         first = joining[0].tokens
         shared = min(min(_same(first, row.tokens), len(row.tokens) - 1) for row in joining)
         place = len(self.active)
         # a row's root is among its tokens and not in the cache
         held = [
-            min(shared, _same(first, row.tokens), length)
+            min(
+                shared,
+                _same(first, row.tokens),
+                *(lendable(row.prompt_tokens, length, len(each.tokens)) for each in joining),
+            )
             for row, length in zip(self.active, self.cache.lengths[:place], strict=True)
         ]
         longest = max(held, default=0)

@@ -11,6 +11,7 @@ from medusa_cli.target.model import Target
 def take_step(target: Target, drafter: Drafter, rule: AcceptanceRule, rows: Rows) -> Step:
     """Guess a tree, check it with one forward, keep one path per row."""
     draft = drafter.propose(rows.context)  # a tree of guesses under each row's root
+    draft = target.ready(draft, rows.context.tokens, rows.cache)  # where tables change, a row is read anew
     seen = target.verify(draft, rows.cache)  # one forward scores every node
     logits_BNV = rows.shaped(seen.logits_BNV, draft)  # as generation settings ask, each node by its own text
     verdict = rule.accept(draft, logits_BNV, rows.uniform)  # which path survives, and what follows it

@@ -57,7 +57,10 @@ def keep_states(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> No
             batch, queue = queue[:size], queue[size:]
             if all(key in done for key, _ in batch):
                 continue
-            hidden_BTH = target.hidden(_padded([sample.ids for _, sample in batch]), [len(s.ids) for _, s in batch])
+            rows = [sample.ids for _, sample in batch]
+            # of several answers the last was written after a longer prompt; one reading can be right for one of them
+            prompts = [sample.supervised.index(True) for _, sample in batch]
+            hidden_BTH = target.hidden(_padded(rows), list(map(len, rows)), prompts)
             for (key, sample), hidden_TH in zip(batch, hidden_BTH, strict=True):
                 if key in done:
                     continue

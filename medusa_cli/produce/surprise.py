@@ -29,7 +29,9 @@ def perplexity(target: Target, samples: Sequence[Tokens]) -> float | None:
             continue
         tokens_BN = torch.tensor([ids], device=target.device)
         draft = Draft(tokens_BN, TokenTree.chain(len(ids) - 1), None)
-        logits_NV = target.verify(draft, target.new_cache(1, len(ids))).logits_BNV[0, :-1][learnt.to(target.device)]
+        logits_NV = target.verify(draft, target.new_cache(1, len(ids)), [len(ids)]).logits_BNV[0, :-1][
+            learnt.to(target.device)
+        ]
         wanted_N = tokens_BN[0, 1:][learnt.to(target.device)]
         surprise += float(torch.nn.functional.cross_entropy(logits_NV.float(), wanted_N, reduction="sum"))
         places += int(learnt.sum())

@@ -61,7 +61,15 @@ def attach_forward(target: Target, *, by_measurement: bool) -> None:
     by_measurement   leave it out again where it can't be recorded, or steps are quicker without
     """
     attach = {"compiled": attach_compiled, "graphs": attach_graphs}.get(target.identity.runner)
-    if attach is not None:
+    if attach is not None and target.tables.vary:
+        if not by_measurement:
+            raise TargetError(
+                f"the {target.identity.runner} runner can't run {target.name}: its rotary table changes with the "
+                "length of each text, and a program knows one",
+                "use --runner auto",
+            )
+        target.identity = replace(target.identity, runner="eager" if target.identity.runner == "graphs" else "blocks")
+    elif attach is not None:
         attach(target, by_measurement=by_measurement)
 
 

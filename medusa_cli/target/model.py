@@ -22,7 +22,9 @@ from medusa_cli.target.compiled import CompiledForward
 from medusa_cli.target.export import MOST_TOKENS
 from medusa_cli.target.final import FinalHidden, at_nodes
 from medusa_cli.target.graphs import GraphedForward, Inputs
+from medusa_cli.target.limits import context_limit
 from medusa_cli.target.masks import MaskKinds, positions, takes_mapping, tree_masks
+from medusa_cli.target.rotary import RotaryTables, TableSpans
 from medusa_cli.target.runner import PLAIN
 from medusa_cli.trees.tree import Ancestry, TokenTree
 
@@ -62,6 +64,7 @@ class Target:
         self._takes_mapping = takes_mapping(model)
         self.compiled: CompiledForward | None = None
         self.graphed: GraphedForward | None = None
+        self.tables = RotaryTables(model, self._cache_name)
         self._final = FinalHidden(model.get_output_embeddings())
 
     @property
@@ -125,7 +128,7 @@ class Target:
     @cached_property
     def context_limit(self) -> int | None:
         """The most positions the model has, or None."""
-        return getattr(self.config, "max_position_embeddings", None)
+        return context_limit(self.model)
 
     def check_ids(self, rows: Iterable[Sequence[int]]) -> None:
         """Raise TargetError when a token has no embedding: the tokenizer is another model's, or was added to."""
@@ -190,10 +193,18 @@ class Target:
         return all(layer.attended for layer in cache.layers)
 
     @torch.inference_mode()
-    def prefill(self, prompts: Sequence[Sequence[int]], cache: TreeCache, first_row: int = 0) -> Seen:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        cache: TreeCache,
+        first_row: int = 0,
+        as_long_as: Sequence[int] | None = None,
+    ) -> Seen:
         """Read prompts into rows, from `first_row` on, and commit them; shows each one's last position (N = 1).
 
         What these rows hold already is the beginning of their prompts: only the rest is read.
+
+        as_long_as   the text length whose rotary table turns each prompt, up to that length; None: its own
         """
         rows = slice(first_row, first_row + len(prompts))
         unread = [prompt[held:] for prompt, held in zip(prompts, cache.lengths[rows], strict=True)]
@@ -203,33 +214,75 @@ class Target:
         for row, rest in enumerate(unread):
             tokens_BN[row, : len(rest)] = torch.tensor(rest)
         last_B1 = torch.tensor(lengths, device=self.device)[:, None] - 1
-        seen = self._forward(tokens_BN.to(self.device), TokenTree.chain(longest - 1), cache, rows, last_B1)
+        whole = [len(prompt) for prompt in prompts]
+        spans = TableSpans(as_long_as or whole, whole)
+        seen = self._forward(tokens_BN.to(self.device), TokenTree.chain(longest - 1), cache, rows, last_B1, spans)
         cache.commit(rows, lengths)
         return seen
 
     @torch.inference_mode()
-    def verify(self, draft: Draft, cache: TreeCache) -> Seen:
-        """Score every node of the draft with one forward. Commits nothing: `cache.keep` does."""
-        return self._forward(draft.tokens_BN, draft.tree, cache, slice(0, len(draft.tokens_BN)), None)
+    def verify(self, draft: Draft, cache: TreeCache, as_long_as: Sequence[int] | None = None) -> Seen:
+        """Score every node of the draft with one forward. Commits nothing: `cache.keep` does.
+
+        as_long_as   as of `prefill`, for nodes that are the beginning of a text; None: they come after one
+        """
+        rows = slice(0, len(draft.tokens_BN))
+        if not self.tables.vary:
+            return self._forward(draft.tokens_BN, draft.tree, cache, rows, None, None)
+        ends = [length + draft.tree.max_depth + 1 for length in cache.lengths[rows]]
+        spans = TableSpans(as_long_as or [0] * len(ends), ends)
+        return self._forward(draft.tokens_BN, draft.tree, cache, rows, None, spans)
+
+    def ready(self, draft: Draft, texts: Sequence[Sequence[int]], cache: TreeCache) -> Draft:
+        """The draft as far as it can be verified at once; rows whose rotary table changes here are read anew before.
+
+        texts   each row's tokens so far, the root included
+        """
+        if not self.tables.turns:
+            return draft
+        lengths = cache.lengths[: len(texts)]
+        for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
+            if length in self.tables.turns:
+                cache.drop(row)
+                self.prefill([text[:length]], cache, row, as_long_as=[length + 1])
+        return self.tables.until_turn(draft, lengths)
 
     @torch.inference_mode()
-    def hidden(self, ids_BT: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Final normed hidden states [B, T, H] of right-padded rows; garbage past each row's length."""
+    def hidden(self, ids_BT: Tensor, lengths: Sequence[int], prompts: Sequence[int] | None = None) -> Tensor:
+        """Final normed hidden states [B, T, H] of right-padded rows; garbage past each row's length.
+
+        prompts   tokens of each row that were given at once, as decoding sees them; None: all
+        """
         self.release()
+        firsts = list(prompts or lengths)
+        hidden_BTH = self._whole(ids_BT, lengths, firsts)
+        for turn in self.tables.turns:  # what stands behind it was seen after another reading
+            if any(first <= turn < length for first, length in zip(firsts, lengths, strict=True)):
+                firsts = [
+                    max(first, turn + 1) if turn < length else first
+                    for first, length in zip(firsts, lengths, strict=True)
+                ]
+                hidden_BTH[:, turn:] = self._whole(ids_BT, lengths, firsts)[:, turn:]
+        return hidden_BTH
+
+    def _whole(self, ids_BT: Tensor, lengths: Sequence[int], firsts: Sequence[int]) -> Tensor:
+        """Final hidden states [B, T, H] of one forward over whole rows; `firsts`: as prefill's `as_long_as`."""
         cache = self._cache(len(ids_BT), ids_BT.shape[1])
         last_B1 = torch.tensor(lengths, device=self.device)[:, None] - 1
-        self._forward(
-            ids_BT.to(self.device), TokenTree.chain(ids_BT.shape[1] - 1), cache, slice(0, len(ids_BT)), last_B1
-        )
+        chain = TokenTree.chain(ids_BT.shape[1] - 1)
+        self._forward(ids_BT.to(self.device), chain, cache, slice(0, len(ids_BT)), last_B1, TableSpans(firsts, lengths))
         return self._final.last_BNH.to(self.device)
 
-    def read(self, ids_BT: Tensor) -> Tensor:
+    def read(self, ids_BT: Tensor, lengths: Sequence[int]) -> Tensor:
         """As `hidden`, by the library's plain forward without a cache, which gradients can go back through.
 
-        Rows are padded on the right: a causal model's states before the padding don't see it.
+        Rows are padded on the right: a causal model's states before the padding don't see it. Each row is turned by
+        the rotary table of its own length: a text that was written across a change of tables is read as a prompt.
         """
         first_B1 = torch.zeros(len(ids_BT), 1, dtype=torch.long, device=self.device)  # logits are not asked for
-        with self._final.narrowed(first_B1):
+        positions_BT = torch.arange(ids_BT.shape[1], device=self.device).expand(len(ids_BT), -1)
+        spans = TableSpans(lengths, lengths)
+        with self._final.narrowed(first_B1), self.tables.of(spans, [0] * len(ids_BT), positions_BT):
             self.model(input_ids=ids_BT.to(self.device), use_cache=False)
         hidden_BTH = self._final.last_BNH
         self._final.forget()
@@ -244,9 +297,18 @@ class Target:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _forward(
-        self, tokens_BN: Tensor, tree: TokenTree, cache: TreeCache, rows: slice, wanted_BW: Tensor | None
+        self,
+        tokens_BN: Tensor,
+        tree: TokenTree,
+        cache: TreeCache,
+        rows: slice,
+        wanted_BW: Tensor | None,
+        spans: TableSpans | None,
     ) -> Seen:
-        """One forward over the nodes of a tree; hidden states and logits at the `wanted` nodes, or at all."""
+        """One forward over the nodes of a tree; hidden states and logits at the `wanted` nodes, or at all.
+
+        spans   which rotary tables turn the nodes; None where the model has but one
+        """
         tree = tree.to(self.device)
         if self.graphed is not None and wanted_BW is None and self.graphed.takes(tree.num_nodes, cache):
             return self.graphed(tokens_BN, tree, cache)
@@ -255,7 +317,8 @@ class Target:
         if self.compiled is not None and native and wanted_BW is None and tokens_BN.numel() <= MOST_TOKENS:
             assert place.nodes is not None
             return self.compiled(tokens_BN, self._positions(tree, place), place.nodes, cache.stores(place))
-        return self._run(tokens_BN, tree, place, cache, wanted_BW)
+        with self.tables.of(spans, cache.lengths[rows], self._positions(tree, place)):
+            return self._run(tokens_BN, tree, place, cache, wanted_BW)
 
     @torch.inference_mode()
     def at(self, inputs: Inputs, cache: TreeCache) -> Seen:

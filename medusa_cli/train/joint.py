@@ -111,7 +111,7 @@ def check_logits(target: Target, texts: Texts) -> None:
     """Raise TargetError when the model reworks its logits in a way that `logits_of` doesn't know."""
     ids_1T = texts.read(texts.samples[:1]).ids_BT[:, :2]
     theirs_V = target.model(input_ids=ids_1T.to(target.device), use_cache=False).logits[0, -1].float()
-    ours_V = target.logits_of(target.read(ids_1T)[0, -1]).float()
+    ours_V = target.logits_of(target.read(ids_1T, [2])[0, -1]).float()
     if not torch.allclose(ours_V, theirs_V, rtol=0.02, atol=0.02 * float(theirs_V.abs().max())):
         raise TargetError(
             f"{target.name} ({target.config.model_type}) makes its logits in a way that can't be learnt through",
@@ -161,8 +161,8 @@ def _read(learners: Learners, reading: Reading) -> tuple[Tensor, Tensor]:
     """Hidden states [B * T, H] of the target as it is, and as it is adapted."""
     target = learners.target
     with torch.no_grad(), learners.adapter.off():
-        own = target.read(reading.ids_BT).flatten(0, 1)
-    return own, target.read(reading.ids_BT).flatten(0, 1)
+        own = target.read(reading.ids_BT, reading.lengths).flatten(0, 1)
+    return own, target.read(reading.ids_BT, reading.lengths).flatten(0, 1)
 
 
 def _losses(

@@ -71,7 +71,7 @@ def predictions(target: Target, texts: Texts, *, batch_size: int, chunk: int) ->
     samples = texts.samples
     for start in range(0, len(samples), batch_size):
         reading = texts.read(samples[start : start + batch_size])
-        hidden = target.read(reading.ids_BT).flatten(0, 1)
+        hidden = target.read(reading.ids_BT, reading.lengths).flatten(0, 1)
         wanted = reading.ids_BT.flatten()
         for places_C in reading.learnt_P.split(chunk):
             logits_CV = target.logits_of(hidden[places_C.to(hidden.device)]).float().cpu()

@@ -19,7 +19,7 @@ from medusa_cli.train.corpus import Corpus, Examples
 
 @dataclass(frozen=True)
 class Reading:
-    """Some texts side by side, right-padded: ids_BT.
+    """Some texts side by side, right-padded: ids_BT, of so many `lengths`.
 
     rows_N      examples in them, as `Examples` counts; asked_N: where these are in ids_BT, flattened
     learnt_P    where in ids_BT, flattened, the next token is one that is learnt
@@ -27,6 +27,7 @@ class Reading:
     """
 
     ids_BT: Tensor
+    lengths: list[int]
     rows_N: NDArray[np.int64]
     asked_N: Tensor
     text_N: Tensor
@@ -80,6 +81,7 @@ class Texts:
             learnt.append(np.flatnonzero(corpus.supervised_T[start + 1 : end]) + start + shift)
         return Reading(
             ids_BT=ids_BT,
+            lengths=[len(ids) for ids in texts],
             rows_N=np.concatenate(rows),
             asked_N=torch.from_numpy(np.concatenate(asked)),
             text_N=_text_of(asked),

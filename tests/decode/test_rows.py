@@ -210,8 +210,12 @@ def test_the_rows_that_join_begin_with_what_an_active_row_shares_with_all(prompt
     rows = rows_of(Limits(20), [1, 2])
     step(rows, [[0], [0, 2, 4]], [51, 52])
     rows.cache = grown(rows.cache, 2 + len(prompts))
-    rows.lend_prefix([Row(9, prompt, len(prompt), Limits(20)) for prompt in prompts])
+    rows.lend_prefix([Row(9, prompt, len(prompt), Limits(20)) for prompt in prompts], all_of_it)
     assert rows.cache.lengths == [4, 6, *[lent] * len(prompts)]
+
+
+def all_of_it(prompt: int, length: int, wanted: int) -> int:
+    return length
 
 
 def grown(cache: TreeCache, num_rows: int) -> TreeCache:
@@ -222,5 +226,5 @@ def grown(cache: TreeCache, num_rows: int) -> TreeCache:
 
 def test_nothing_is_lent_where_nobody_is_active() -> None:
     rows = Rows(TreeCache(0, 1, 0))
-    rows.lend_prefix([row_of(Limits(20), new=[1, 2, 3])])
+    rows.lend_prefix([row_of(Limits(20), new=[1, 2, 3])], all_of_it)
     assert rows.cache.lengths == [0]

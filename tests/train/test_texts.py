@@ -72,7 +72,7 @@ def test_a_place_is_found_again_in_its_whole_text(texts: JointTexts) -> None:
 def test_reading_gives_the_stored_states_and_the_library_s_logits(texts: JointTexts, target: Target) -> None:
     reading = texts.train.read(texts.train.samples)
     stored = torch.from_numpy(texts.train.examples.corpus.hidden_TH[texts.train.examples.places_N]).float()
-    hidden_BTH = target.read(reading.ids_BT)
+    hidden_BTH = target.read(reading.ids_BT, reading.lengths)
     assert torch.allclose(hidden_BTH.flatten(0, 1)[reading.asked_N], stored, atol=2e-3)
     logits_BTV = target.model(reading.ids_BT, use_cache=False).logits
     assert torch.allclose(target.logits_of(hidden_BTH), logits_BTV, atol=1e-5)
@@ -100,7 +100,7 @@ def test_logits_that_are_capped_or_scaled_are_known(name: str, texts: JointTexts
     check_logits(target, texts.held_out)  # raises where they aren't
     ids_1T = torch.tensor([[5, 9, 2]])
     theirs = target.model(input_ids=ids_1T, use_cache=False).logits
-    torch.testing.assert_close(target.logits_of(target.read(ids_1T)), theirs, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(target.logits_of(target.read(ids_1T, [3])), theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_logits_made_in_an_unknown_way_are_refused(
