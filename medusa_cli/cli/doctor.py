@@ -200,6 +200,8 @@ def _metric(count: float) -> str:
 def _verdict(result: "CheckResult") -> str:
     """The outcome in words, with its number and bound."""
     reach = "" if result.past_window else "; the sliding window is longer and was not reached"
+    if result.uncrossed:
+        reach += f"; not reached, since it would take too long here: {', '.join(result.uncrossed)}"
     return (
         f"{'passed' if result.ok else 'FAILED'}: tree and path logits differ by {result.max_difference:.2g} of their "
         f"spread, rounding explains {result.bound:g} ({result.num_tokens} tokens{reach})"

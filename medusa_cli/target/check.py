@@ -1,16 +1,18 @@
 """The self-check: a forward over a tree must score each path as the library scores that path alone.
 
 The yardstick is the stock forward of the same model object on plain ids: the library's own mask, its own positions,
-no cache. Whatever our masks, positions or cache get wrong for an architecture shows as a difference.
+no cache. Whatever our masks, positions or cache get wrong for an architecture shows as a difference. Then rows are
+written on across each length that the config names (target/crossing.py).
 Shape letters: B rows, N tree nodes, V vocabulary, L tokens of the longest path under one prompt.
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +24,9 @@ from medusa_cli.atomic import write_atomically
 from medusa_cli.contracts import Draft
 from medusa_cli.errors import TargetError
 from medusa_cli.home import cache_home
+from medusa_cli.target.crossing import Crossing, cross, crossings
 from medusa_cli.target.model import Target
+from medusa_cli.target.thresholds import thresholds
 from medusa_cli.trees.tree import TokenTree
 
 # Siblings stand beside each other, so that a node that sees a sibling, or counts columns as positions, is found out.
@@ -49,6 +53,8 @@ class CheckResult:
     ok              max_difference is a number and within the bound
     num_tokens      tokens of the longest path that was compared
     past_window     the longest path reached past the sliding window, or there is none
+    worst           the length at which it differs, as the config calls it; None: from the start
+    uncrossed       lengths that the config names and that would take too long to reach here
     """
 
     max_difference: float
@@ -56,6 +62,8 @@ class CheckResult:
     ok: bool
     num_tokens: int
     past_window: bool
+    worst: str | None = None
+    uncrossed: Sequence[str] = ()
 
 
 def checked(target: Target) -> CheckResult:
@@ -83,6 +91,13 @@ def require(target: Target, result: CheckResult) -> None:
             f"{target.name} can't be used: its logits are not finite in {dtype}",
             "try --dtype float32; if that is no help, the weights are damaged: copy or download them again",
         )
+    if result.worst is not None:
+        raise TargetError(
+            f"{target.name} ({target.config.model_type}) can't be used: past {result.worst} of its config its logits "
+            f"differ from its own by {result.max_difference:.2g} of their spread, and rounding in {dtype} explains "
+            f"{result.bound:g}",
+            "what this architecture does there is not known: shorter texts alone would be safe, so use another model",
+        )
     raise TargetError(
         f"{target.name} ({target.config.model_type}) can't verify a tree: its logits over a tree differ from its own "
         f"by {result.max_difference:.2g} of their spread, and rounding in {dtype} explains {result.bound:g}",
@@ -98,16 +113,46 @@ def self_check(target: Target) -> CheckResult:
     tree = _tree(target)
     length, window = _prompt_length(target, tree), _window(target)
     bound = BOUNDS.get(target.dtype, BOUNDS[torch.float32])
+    worst, name, uncrossed = (
+        _smallest(target, bound, lambda seed: _largest_difference(target, tree, length, seed)),
+        None,
+        [],
+    )
+    if worst <= bound:
+        crossed, left = crossings(target)
+        uncrossed = [f"{each.name} ({each.length} tokens)" for each in left]
+        for each in crossed:
+            difference = _smallest(target, bound, partial(_crossing_difference, target, each))
+            if not difference <= worst:  # what is not finite is neither
+                worst, name = difference, f"{each.name} ({each.length} tokens)"
+    ok = worst <= bound
+    tokens = length + tree.max_depth + 1
+    return CheckResult(worst, bound, ok, tokens, length > window, None if ok else name, uncrossed)
+
+
+def _smallest(target: Target, bound: float, difference_of: Callable[[int], float]) -> float:
+    """The smallest difference over a few texts, nan when one is not finite. Raises TargetError when a forward fails."""
     smallest = math.inf
     for seed in range(TEXTS):
-        difference = _largest_difference(target, tree, length, seed)
+        try:
+            difference = difference_of(seed)
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
+            text = " ".join(str(error).split())[:200] or type(error).__name__
+            raise TargetError(
+                f"{target.name} ({target.config.model_type}) can't verify a tree: its forward fails with {text}",
+                "try --attention eager --runner eager; if that is no help, this architecture is not supported",
+            ) from error
         if not math.isfinite(difference):
-            smallest = math.nan
-            break
+            return math.nan
         smallest = min(smallest, difference)
         if smallest <= bound:
             break
-    return CheckResult(smallest, bound, smallest <= bound, length + tree.max_depth + 1, length > window)
+    return smallest
+
+
+def _crossing_difference(target: Target, crossing: Crossing, seed: int) -> float:
+    """The worst place's difference where two rows are written on, one past a threshold and one across it."""
+    return float(torch.stack([_difference(ours, theirs) for ours, theirs in cross(target, crossing, seed)]).max())
 
 
 def _largest_difference(target: Target, tree: TokenTree, length: int, seed: int) -> float:
@@ -115,14 +160,7 @@ def _largest_difference(target: Target, tree: TokenTree, length: int, seed: int)
     rng = torch.Generator().manual_seed(seed)
     prompts = [_random_ids(target, rng, count) for count in (length, max(1, length - RAGGED))]
     nodes = [_random_ids(target, rng, tree.num_nodes) for _ in prompts]
-    try:
-        return _compare(target, tree, prompts, nodes)
-    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:
-        text = " ".join(str(error).split())[:200] or type(error).__name__
-        raise TargetError(
-            f"{target.name} ({target.config.model_type}) can't verify a tree: its forward fails with {text}",
-            "try --attention eager --runner eager; if that is no help, this architecture is not supported",
-        ) from error
+    return _compare(target, tree, prompts, nodes)
 
 
 @torch.inference_mode()
@@ -153,7 +191,9 @@ def _tree(target: Target) -> TokenTree:
 def _prompt_length(target: Target, tree: TokenTree) -> int:
     """Long enough to leave the sliding window behind, short enough for the model's context and for a minute."""
     length = min(max(SHORT, _window(target) + PAST), LONG)
-    return length if target.context_limit is None else max(1, min(length, target.context_limit - tree.max_depth - 1))
+    # the yardstick is one forward, whose rotary table is that of the longest path
+    most = [most for most in (target.context_limit, target.tables.change) if most is not None]
+    return max(1, min([length, *(each - tree.max_depth - 1 for each in most)]))
 
 
 def _window(target: Target) -> int:
@@ -192,6 +232,7 @@ def _identity(target: Target) -> str:
         {
             "fingerprint": target.fingerprint,
             "config": target.config.to_json_string(),
+            "lengths": thresholds(target.config),
             "attention": target.identity.attention,
             "runner": target.identity.runner,
             "dtype": str(target.dtype),

@@ -45,6 +45,7 @@ class _Lengths:
 class RotaryTables:
     """The rotary modules of a model whose tables depend on the text's length.
 
+    change  the longest text that the first table is for, or None
     turns   lengths at which the model reads its text anew: keys of so many tokens are of no use for the next one
     """
 
@@ -54,6 +55,7 @@ class RotaryTables:
         self._wanted: _Lengths | None = None
         for module in {rotary.module for rotary in self._rotaries}:
             module.register_forward_hook(self._by_row, with_kwargs=True)
+        self.change = next((length for length in lengths if not self._same(length, length + 1)), None)
         self.turns = [length for length in lengths if _reads_anew(model, cache_name, length)] if self.vary else []
 
     @property

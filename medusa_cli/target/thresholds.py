@@ -1,4 +1,4 @@
-"""Numbers in a model's config at which it may change its ways: windows, chunks, the lengths its positions were made for.
+"""Numbers in a config at which a model may change its ways: windows, chunks, lengths that positions were made for.
 
 Found by what a config calls them, since each architecture has words of its own.
 """
