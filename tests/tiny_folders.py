@@ -71,8 +71,10 @@ def save_tiny(folder: Path, model_type: str = "llama", chat_template: str | None
     return folder
 
 
-def save_gguf(file: Path) -> Path:
-    """A tiny llama of one layer as a GGUF file, by the rules of that format."""
+def save_gguf(
+    file: Path, said: Mapping[str, str | float | int] | None = None, tensors: Mapping[str, Any] | None = None
+) -> Path:
+    """A tiny llama of one layer as a GGUF file, by the rules of that format; `said` and `tensors` are added to it."""
     import gguf
 
     hidden, heads, inner = 32, 4, 48
@@ -93,6 +95,11 @@ def save_gguf(file: Path) -> Path:
     writer.add_token_merges(["w 1"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
+    for key, value in (said or {}).items():
+        add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint16}[type(value)]
+        add(key, value)
+    for name, numbers in (tensors or {}).items():
+        writer.add_tensor(name, numbers)
     rng = np.random.default_rng(0)
     shapes = {
         "token_embd": (VOCAB, hidden),

@@ -4,6 +4,7 @@ import difflib
 import hashlib
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -14,9 +15,11 @@ import yaml
 
 from medusa_cli.errors import TargetError
 from medusa_cli.home import cache_home, expanded
+from medusa_cli.target.gguf_header import refuse_unread
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 LONGEST_NAME = 1024  # of a path, where systems allow least
+_PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$")  # of a model that is split over several files
 _COPY_AGAIN = "copy the file from the model again"
 
 
@@ -82,7 +85,7 @@ def _folder(name: str, path: Path) -> Source:
     if not (path / "config.json").is_file():
         _refuse_parts(path)
         ggufs = sorted(path.glob("*.gguf"))
-        if len(ggufs) == 1:
+        if len(ggufs) == 1 or (ggufs and all(_PART.search(file.name) for file in ggufs)):
             return _gguf(name, ggufs[0])
         several = f", and {len(ggufs)} .gguf files: name one of them" if ggufs else ""
         raise TargetError(
@@ -139,6 +142,7 @@ def _gguf(name: str, path: Path) -> Source:
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
             raise TargetError(f"{path} is no GGUF file", "name a folder, a .gguf file, a hub id or an alias")
+    refuse_unread(path)
     return Source(name, str(path.parent), path.name)
 
 
