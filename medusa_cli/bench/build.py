@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class Bench:
     subject        the arm that the others are compared with
     encode         a question's text to prompt ids, the chat template included
     plain          text to ids without a template
-    logits_after   ids to the target's logits [V] after them
+    logits_after   a prompt and the ids written after it to the target's logits [V] after them
     make_room      told of the prompts and how many are written at once before any runs; DataError when their cache
                    can't fit into memory
     notes          sentences about settings that had to be made alike
@@ -51,7 +52,7 @@ class Bench:
     vocab_size: int
     encode: Callable[[str], list[int]]
     plain: Callable[[str], list[int]]
-    logits_after: Callable[[list[int]], Tensor]
+    logits_after: Callable[[Sequence[int], list[int]], Tensor]
     make_room: Callable[[Sequence[Sequence[int]], int], None]
     clock: Callable[[], float]
     notes: Sequence[str]
@@ -100,7 +101,7 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         vocab_size=target.real_vocab,
         encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
         plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
-        logits_after=lambda ids: _logits_after(target, ids),
+        logits_after=partial(_logits_after, target),
         make_room=make_room,
         clock=lambda: now(target.device),
         notes=sorted(notes),
@@ -180,6 +181,8 @@ def _neutralised(settings: Mapping[str, Any]) -> str:
     return f"the model's generation_config has {listed}; every arm runs without."
 
 
-def _logits_after(target: Any, ids: list[int]) -> Tensor:
-    """The target's logits [V] after `ids`, by one plain forward."""
-    return target.prefill([ids], target.new_cache(1, len(ids))).logits_BNV[0, 0]
+def _logits_after(target: Any, prompt: Sequence[int], new_ids: list[int]) -> Tensor:
+    """The target's logits [V] after a prompt and what is written behind it, by one plain forward."""
+    ids = [*prompt, *new_ids]
+    first = target.tables.first_length(len(prompt), len(ids))
+    return target.prefill([ids], target.new_cache(1, len(ids)), as_long_as=[first]).logits_BNV[0, 0]

@@ -89,13 +89,13 @@ def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
 
 
 def compare(
-    trials: Sequence[Trial], subject: str, dtype: str, logits_after: Callable[[list[int]], Tensor]
+    trials: Sequence[Trial], subject: str, dtype: str, logits_after: Callable[[Sequence[int], list[int]], Tensor]
 ) -> Comparison:
     """The first repeat's replies of every arm against those of `subject`.
 
     dtype          the subject's; a pair of arms is judged by the coarser dtype of the two, and one with llama.cpp,
                    whose rounding no bound is known for, by this one
-    logits_after   ids [T] to the target's logits [V] for the token after them, one plain forward
+    logits_after   a prompt and the ids written after it to the target's logits [V] for the token after them
     """
     first = [trial for trial in trials if trial.repeat == 0]
     ours = {trial.prompt.id: trial for trial in first if trial.arm == subject}
@@ -106,7 +106,7 @@ def compare(
             continue
         mine = ours[trial.prompt.id].reply.token_ids
         judged_by = _coarser(dtype, dtype_of(trial.arm, dtype))
-        found = difference(mine, trial.reply.token_ids, judged_by, partial(_after, logits_after, trial.prompt.ids))
+        found = difference(mine, trial.reply.token_ids, judged_by, partial(logits_after, trial.prompt.ids))
         same.setdefault(trial.arm, []).append(found is None)
         if found is not None:
             divergences.append(Divergence(trial.prompt.id, trial.arm, found.index, found.margin, found.verdict))
@@ -118,11 +118,6 @@ def _coarser(ours: str, theirs: str) -> str:
     if theirs == AS_STORED:
         return ours
     return max(ours, theirs, key=lambda name: torch.finfo(getattr(torch, name)).eps)
-
-
-def _after(logits_after: Callable[[list[int]], Tensor], prompt: Sequence[int], common: list[int]) -> Tensor:
-    """The logits after a prompt and what follows it."""
-    return logits_after([*prompt, *common])
 
 
 def difference(

@@ -96,7 +96,7 @@ def require(target: Target, result: CheckResult) -> None:
             f"{target.name} ({target.config.model_type}) can't be used: past {result.worst} of its config its logits "
             f"differ from its own by {result.max_difference:.2g} of their spread, and rounding in {dtype} explains "
             f"{result.bound:g}",
-            "what this architecture does there is not known: shorter texts alone would be safe, so use another model",
+            "no text longer than that would be the model's own: use another model, or transformers itself",
         )
     raise TargetError(
         f"{target.name} ({target.config.model_type}) can't verify a tree: its logits over a tree differ from its own "

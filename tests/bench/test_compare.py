@@ -1,5 +1,7 @@
 """Replies are the same, or differ at a near tie, or the tool is wrong."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -16,8 +18,8 @@ def _trial(arm: str, ids: list[int]) -> Trial:
 def _pair(ours: list[int], theirs: list[int], logits: list[float], dtype: str = "float32", arm: str = "greedy"):
     asked: list[list[int]] = []
 
-    def logits_after(ids: list[int]) -> torch.Tensor:
-        asked.append(ids)
+    def logits_after(prompt: Sequence[int], common: list[int]) -> torch.Tensor:
+        asked.append([*prompt, *common])
         return torch.tensor(logits)
 
     return compare([_trial("medusa", ours), _trial(arm, theirs)], "medusa", dtype, logits_after), asked
