@@ -1,6 +1,7 @@
-"""Does the cache of a run fit into memory? Asked before the first forward."""
+"""Memory of a run: keys and values, and what the largest forward takes. Asked before the first one."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,23 +10,50 @@ from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import DataError
 from medusa_cli.target.cache import BLOCK
 from medusa_cli.target.model import Target
+from medusa_cli.target.prefill import peak_bytes
 
 _MIB = 2**20
+LOGITS = 3  # tensors of the size of the logits while tokens are chosen from them
+FLOAT = 4
 
 
-def cache_bytes(
+@dataclass(frozen=True)
+class Needed:
+    """Bytes that a run takes beside the weights at most, and the columns of a row: the longest text, a tree under it.
+
+    cache     keys and values
+    forward   the largest forward, over a piece of prompts or over the nodes of a step, and the logits it gives
+    """
+
+    cache: int
+    forward: int
+    columns: int
+
+    @property
+    def total(self) -> int:
+        """Both are there at once."""
+        return self.cache + self.forward
+
+
+def needed_bytes(
     target: Target, prompts: Sequence[Sequence[int]], limits: Limits, max_rows: int, num_nodes: int
-) -> tuple[int, int]:
-    """Bytes the cache of a run can grow to, and the columns of a row: the longest text and a tree under it.
+) -> Needed:
+    """What writing after these prompts can grow to, `max_rows` at once, with so many nodes under each root.
 
     A layer that grows holds the old keys and the new ones for a moment, so one layer counts twice.
     """
-    longest = max((len(prompt) + max(0, limits.budget(len(prompt))) for prompt in prompts), default=0)
-    columns = -(-(longest + num_nodes) // BLOCK) * BLOCK
+    longest = max(map(len, prompts), default=0)
+    text = max((len(prompt) + max(0, limits.budget(len(prompt))) for prompt in prompts), default=0)
+    columns = -(-(text + num_nodes) // BLOCK) * BLOCK
     if target.graphed is not None:
-        columns = max(columns, target.graphed.columns_for(longest, num_nodes))
+        columns = max(columns, target.graphed.columns_for(text, num_nodes))
     layers = target.num_layers + 1
-    return max_rows * columns * target.cache_bytes_per_token * layers // target.num_layers, columns
+    cache = max_rows * columns * target.cache_bytes_per_token * layers // target.num_layers
+    memory, nodes = target.forward_memory, num_nodes + 1
+    reading = peak_bytes(memory, max_rows, max(1, longest)) + max_rows * target.vocab_size * LOGITS * FLOAT
+    step = memory.bytes(max_rows, nodes, text + num_nodes, wanted=nodes)
+    step += max_rows * nodes * target.vocab_size * (LOGITS - 1) * FLOAT
+    return Needed(cache, max(reading, step), columns)
 
 
 def check_room(
@@ -36,14 +64,15 @@ def check_room(
     num_nodes: int,
     hint: str = "write fewer at once (--batch-size), or fewer tokens (--max-new-tokens)",
 ) -> None:
-    """Raise DataError, with the numbers, when the cache of a run would not fit into what is free now."""
-    needed, columns = cache_bytes(target, prompts, limits, max_rows, num_nodes)
+    """Raise DataError, with the numbers, when a run would not fit into the memory that is free now."""
+    needed = needed_bytes(target, prompts, limits, max_rows, num_nodes)
     target.release()  # what earlier texts left behind is free for these
     parts = [free_bytes(device) for device in target.devices]
     free = None if None in parts else sum(part or 0 for part in parts)
-    if free is not None and needed > free:
+    if free is not None and needed.total > free:
         raise DataError(
-            f"{max_rows} texts of up to {columns} tokens at once need {needed // _MIB:,} MiB for keys and values; "
+            f"{max_rows} texts of up to {needed.columns} tokens at once need {needed.total // _MIB:,} MiB: "
+            f"{needed.cache // _MIB:,} for keys and values, {needed.forward // _MIB:,} for a forward; "
             f"{free // _MIB:,} MiB are free",
             hint,
         )

@@ -21,9 +21,11 @@ from medusa_cli.target.cache import Place, TreeCache
 from medusa_cli.target.compiled import CompiledForward
 from medusa_cli.target.export import MOST_TOKENS
 from medusa_cli.target.final import FinalHidden, at_nodes
+from medusa_cli.target.forward_memory import ForwardMemory
 from medusa_cli.target.graphs import GraphedForward, Inputs
 from medusa_cli.target.limits import context_limit
 from medusa_cli.target.masks import MaskKinds, positions, takes_mapping, tree_masks
+from medusa_cli.target.prefill import OnRead, Piece, pieces
 from medusa_cli.target.rotary import RotaryTables, TableSpans
 from medusa_cli.target.runner import PLAIN
 from medusa_cli.trees.tree import Ancestry, TokenTree
@@ -192,32 +194,48 @@ class Target:
         self._call(torch.zeros(1, 1, dtype=torch.long), root, cache.place(slice(0, 1), 1, self.device, root), cache)
         return all(layer.attended for layer in cache.layers)
 
-    @torch.inference_mode()
+    @cached_property
+    def forward_memory(self) -> ForwardMemory:
+        """What a forward takes beside weights and cache."""
+        return ForwardMemory.of(self.config, self.dtype.itemsize, self.identity.attention, len(self.kinds))
+
     def prefill(
         self,
         prompts: Sequence[Sequence[int]],
         cache: TreeCache,
         first_row: int = 0,
         as_long_as: Sequence[int] | None = None,
+        on_read: OnRead | None = None,
     ) -> Seen:
         """Read prompts into rows, from `first_row` on, and commit them; shows each one's last position (N = 1).
 
-        What these rows hold already is the beginning of their prompts: only the rest is read.
+        What these rows hold already is the beginning of their prompts: only the rest is read, in pieces.
 
         as_long_as   the text length whose rotary table turns each prompt, up to that length; None: its own
         """
-        rows = slice(first_row, first_row + len(prompts))
-        unread = [prompt[held:] for prompt, held in zip(prompts, cache.lengths[rows], strict=True)]
-        lengths = [len(rest) for rest in unread]
-        longest = max(lengths)
-        tokens_BN = torch.zeros(len(prompts), longest, dtype=torch.long)
-        for row, rest in enumerate(unread):
-            tokens_BN[row, : len(rest)] = torch.tensor(rest)
-        last_B1 = torch.tensor(lengths, device=self.device)[:, None] - 1
-        whole = [len(prompt) for prompt in prompts]
-        spans = TableSpans(as_long_as or whole, whole)
-        seen = self._forward(tokens_BN.to(self.device), TokenTree.chain(longest - 1), cache, rows, last_B1, spans)
-        cache.commit(rows, lengths)
+        held = cache.lengths[first_row : first_row + len(prompts)]
+        unread, read, shown = sum(map(len, prompts)) - sum(held), 0, []
+        for piece in pieces(prompts, held, self.forward_memory, as_long_as):
+            seen = self.read_piece(piece, cache, first_row)
+            if piece.is_last:
+                shown.append(seen)
+            read += piece.num_tokens
+            if on_read is not None:
+                on_read(read, unread)
+        if len(shown) == 1:
+            return shown[0]
+        return Seen(torch.cat([seen.hidden_BNH for seen in shown]), torch.cat([seen.logits_BNV for seen in shown]))
+
+    @torch.inference_mode()
+    def read_piece(self, piece: Piece, cache: TreeCache, first_row: int = 0) -> Seen:
+        """Read one piece of prompts whose first row is `first_row`, and commit it; shows each row's last position."""
+        rows = slice(first_row + piece.row, first_row + piece.row + len(piece.ids))
+        tokens_BN = piece.tokens_BN
+        last_B1 = torch.tensor(piece.lengths, device=self.device)[:, None] - 1
+        chain = TokenTree.chain(tokens_BN.shape[1] - 1)
+        ends = [held + read for held, read in zip(cache.lengths[rows], piece.lengths, strict=True)]
+        seen = self._forward(tokens_BN.to(self.device), chain, cache, rows, last_B1, TableSpans(piece.as_long_as, ends))
+        cache.commit(rows, piece.lengths)
         return seen
 
     @torch.inference_mode()
@@ -249,7 +267,7 @@ class Target:
 
     @torch.inference_mode()
     def hidden(self, ids_BT: Tensor, lengths: Sequence[int], prompts: Sequence[int] | None = None) -> Tensor:
-        """Final normed hidden states [B, T, H] of right-padded rows; garbage past each row's length.
+        """Final normed hidden states [B, T, H] of right-padded rows; zeros past each row's length. Read in pieces.
 
         prompts   tokens of each row that were given at once, as decoding sees them; None: all
         """
@@ -266,12 +284,17 @@ class Target:
         return hidden_BTH
 
     def _whole(self, ids_BT: Tensor, lengths: Sequence[int], firsts: Sequence[int]) -> Tensor:
-        """Final hidden states [B, T, H] of one forward over whole rows; `firsts`: as prefill's `as_long_as`."""
+        """Final hidden states [B, T, H] of whole rows, read from their beginning; `firsts`: as prefill's `as_long_as`."""
         cache = self._cache(len(ids_BT), ids_BT.shape[1])
-        last_B1 = torch.tensor(lengths, device=self.device)[:, None] - 1
-        chain = TokenTree.chain(ids_BT.shape[1] - 1)
-        self._forward(ids_BT.to(self.device), chain, cache, slice(0, len(ids_BT)), last_B1, TableSpans(firsts, lengths))
-        return self._final.last_BNH.to(self.device)
+        texts = [row[:length] for row, length in zip(ids_BT.tolist(), lengths, strict=True)]
+        hidden_BTH = torch.zeros(*ids_BT.shape, self.hidden_size, dtype=self.dtype, device=self.device)
+        for piece in pieces(texts, [0] * len(texts), self.forward_memory, firsts):
+            start = cache.lengths[piece.row]
+            self.read_piece(piece, cache)
+            for row, states_TH in enumerate(self._final.last_BNH, start=piece.row):
+                read = piece.lengths[row - piece.row]
+                hidden_BTH[row, start : start + read] = states_TH[:read].to(self.device)
+        return hidden_BTH
 
     def read(self, ids_BT: Tensor, lengths: Sequence[int]) -> Tensor:
         """As `hidden`, by the library's plain forward without a cache, which gradients can go back through.

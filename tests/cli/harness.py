@@ -97,7 +97,13 @@ def kill_group(process: subprocess.Popen[str]) -> None:
 
 
 def make_model(
-    folder: Path, seed: int = 0, hidden_size: int = 32, layers: int = 2, vocab: int = 304, tied: bool = False
+    folder: Path,
+    seed: int = 0,
+    hidden_size: int = 32,
+    layers: int = 2,
+    vocab: int = 304,
+    tied: bool = False,
+    positions: int = 256,
 ) -> Path:
     """A random llama with a byte-level tokenizer and a chat template, as save_pretrained leaves it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -117,7 +123,7 @@ def make_model(
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab, hidden_size=hidden_size, intermediate_size=hidden_size * 3 // 2, num_hidden_layers=layers,
-        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.15,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=positions, initializer_range=0.15,
         tie_word_embeddings=tied,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip

@@ -1,0 +1,63 @@
+"""Activation memory of a forward: what one takes beside weights and cache, by the shape of its input.
+
+Counted from a model's config, so that it can be asked before there is a model. Shape letters: B rows, N tokens of each,
+C cache columns.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_cli.target.attention import FOLD_UP_TO, NAME
+
+# tensors of the inner and of the hidden width that are there at once, in bytes of the dtype, for each token
+INNER, HIDDEN = 4, 10
+# copies of the attention scores that are there at once where attention is eager
+SCORES = 3
+FLAGS = 3  # of who may look at what: the rows of the tree, the columns that are committed, and both together
+
+
+@dataclass(frozen=True)
+class ForwardMemory:
+    """Bytes that a forward takes for each token, column and pair of both, in the largest of its layers.
+
+    token    [B, N]: hidden states and what lies between two linear layers
+    column   [B, C]: keys and values, repeated for each query head
+    mask     [B, N, C]: the masks of all kinds of layers, and what they are made of
+    folded   [B, N, C]: the mask again, repeated for each query head of a group
+    scores   [B, N, C]: where attention is eager
+    logits   one token's, where they are wanted
+    folds    whether keys are not repeated for few tokens (target/attention.py)
+    """
+
+    token: int
+    column: int
+    mask: int
+    folded: int
+    scores: int
+    logits: int
+    folds: bool
+
+    @classmethod
+    def of(cls, config: Any, itemsize: int, attention: str, kinds: int = 1) -> "ForwardMemory":
+        """From a text model's config, bytes of a number, the attention by name, and how many kinds of masks it has."""
+        heads, hidden = config.num_attention_heads, config.hidden_size
+        key_heads = getattr(config, "num_key_value_heads", None) or heads
+        width = getattr(config, "head_dim", None) or hidden // heads
+        inner = getattr(config, "intermediate_size", None) or 4 * hidden
+        grouped = key_heads < heads
+        return cls(
+            token=itemsize * (INNER * inner + HIDDEN * max(hidden, heads * width)),
+            column=2 * heads * width * itemsize if grouped else 0,
+            mask=kinds * itemsize + FLAGS,
+            folded=heads // key_heads * itemsize if grouped else 0,
+            scores=SCORES * heads * itemsize if attention == "eager" else 0,
+            logits=config.vocab_size * itemsize,
+            folds=attention == NAME,
+        )
+
+    def bytes(self, rows: int, tokens: int, columns: int, wanted: int = 1) -> int:
+        """Of one forward over so many tokens in each row, with logits at the `wanted` of them."""
+        folded = self.folds and tokens <= FOLD_UP_TO
+        pair = self.mask + self.scores + (self.folded if folded else 0)
+        repeated = 0 if folded else rows * columns * self.column
+        return rows * (tokens * self.token + tokens * columns * pair + wanted * self.logits) + repeated
