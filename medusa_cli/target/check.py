@@ -191,6 +191,7 @@ def _identity(target: Target) -> str:
     return json.dumps(
         {
             "fingerprint": target.fingerprint,
+            "files": target.identity.files,
             "config": target.config.to_json_string(),
             "attention": target.identity.attention,
             "runner": target.identity.runner,

@@ -16,7 +16,7 @@ from medusa_cli.target.adapter import StoredAdapter, merge
 from medusa_cli.target.attach import attach_forward, runner_for
 from medusa_cli.target.check import checked
 from medusa_cli.target.convert import converted
-from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer
+from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer, weights_identity
 from medusa_cli.target.masks import mask_kinds
 from medusa_cli.target.model import Identity, Target
 from medusa_cli.target.placing import placing_of, refuse_offload
@@ -50,11 +50,18 @@ def load_unchecked(settings: TargetSettings, adapter: StoredAdapter | None = Non
     config = fetch_config(source, settings.revision)
     refuse_config(config, settings.model)
     tokenizer = fetch_tokenizer(source, settings.revision)
-    return make_target(_load_model(source, config, settings, dtype, device), tokenizer, settings, adapter)
+    files = weights_identity(source, settings.revision)  # first: files that change meanwhile are not what was loaded
+    model = _load_model(source, config, settings, dtype, device)
+    return make_target(model, tokenizer, settings, adapter, files or weights_identity(source, settings.revision))
 
 
-def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:
-    """Wrap a model that is already in memory; the runner replaces its linear layers in place."""
+def make_target(
+    model: Any, tokenizer: Any, settings: TargetSettings, adapter: StoredAdapter | None = None, files: str | None = None
+) -> Target:
+    """Wrap a model that is already in memory; the runner replaces its linear layers in place.
+
+    files   what tells the files that its weights came from, if they came from files
+    """
     refuse_model(model, settings.model)
     refuse_offload(model, settings.model)
     kinds = mask_kinds(model)
@@ -69,6 +76,7 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: S
         model.config._attn_implementation,
         licence_of(settings.model),
         adapter.folder if adapter else None,
+        files,
     )
     target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
     attach_forward(target, by_measurement=settings.runner == "auto")

@@ -29,7 +29,11 @@ from medusa_cli.trees.tree import Ancestry, TokenTree
 
 @dataclass(frozen=True)
 class Identity:
-    """What a target is called and which weights it holds; adapter: the folder of what was merged into them, if any."""
+    """What a target is called and which weights it holds.
+
+    adapter   the folder of what was merged into them, if any
+    files     what tells the files they came from, if they came from files (`fetch.weights_identity`)
+    """
 
     name: str
     fingerprint: str
@@ -37,6 +41,7 @@ class Identity:
     attention: str
     licence: str | None = None
     adapter: Path | None = None
+    files: str | None = None
 
 
 class Target:
