@@ -26,6 +26,7 @@ from medusa_cli.target.sources import Source, find_source, licence_of
 from medusa_cli.target.weights import stored
 
 SAMPLED_NUMBERS = 64  # of each tensor
+SAMPLED_OF_A_ROW = 8
 
 
 def load_target(settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:
@@ -65,7 +66,7 @@ def make_target(
     refuse_model(model, settings.model)
     refuse_offload(model, settings.model)
     kinds = mask_kinds(model)
-    fingerprint = fingerprint_of(model)
+    fingerprint, rows = fingerprint_of(model), rows_of(model)
     if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
         fingerprint = merge(model, adapter, fingerprint)
     runner = lay_out(model, runner_for(model, settings, fingerprint))
@@ -77,6 +78,7 @@ def make_target(
         licence_of(settings.model),
         adapter.folder if adapter else None,
         files,
+        rows,
     )
     target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
     attach_forward(target, by_measurement=settings.runner == "auto")
@@ -148,8 +150,26 @@ def fingerprint_of(model: Any) -> str:
         numbers: Tensor = tensor.detach().flatten()
         sample = numbers[:: max(1, len(numbers) // SAMPLED_NUMBERS)][:SAMPLED_NUMBERS]
         digest.update(f"{name} {list(tensor.shape)}".encode())
-        digest.update(sample.to("cpu", torch.bfloat16).half().view(torch.int16).numpy().tobytes())
+        digest.update(_rounded(sample))
     return digest.hexdigest()[:16]
+
+
+def rows_of(model: Any) -> str:
+    """A hash over a few numbers of every row of the embeddings and of the output matrix, of any dtype likewise.
+
+    A fingerprint samples so few that a token's row may change unseen: in a copy with added tokens, or a damaged one.
+    """
+    digest = hashlib.sha256()
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        weight_VH: Tensor = module.weight.detach()
+        if weight_VH.dim() == 2 and weight_VH.is_floating_point() and len(stored(module.weight)) == 1:
+            sample = weight_VH[:, :: max(1, weight_VH.shape[1] // SAMPLED_OF_A_ROW)][:, :SAMPLED_OF_A_ROW]
+            digest.update(_rounded(sample))
+    return digest.hexdigest()[:16]
+
+
+def _rounded(numbers: Tensor) -> bytes:
+    return numbers.to("cpu", torch.bfloat16).half().contiguous().view(torch.int16).numpy().tobytes()
 
 
 def _float_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:

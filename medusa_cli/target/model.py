@@ -33,6 +33,7 @@ class Identity:
 
     adapter   the folder of what was merged into them, if any
     files     what tells the files they came from, if they came from files (`fetch.weights_identity`)
+    rows      a hash over numbers of every row of the embeddings and of the output matrix
     """
 
     name: str
@@ -42,6 +43,7 @@ class Identity:
     licence: str | None = None
     adapter: Path | None = None
     files: str | None = None
+    rows: str | None = None
 
 
 class Target:
@@ -78,6 +80,11 @@ class Target:
     def fingerprint(self) -> str:
         """A short hash that tells these weights from others of the same shape."""
         return self.identity.fingerprint
+
+    @property
+    def rows(self) -> str | None:
+        """A hash over numbers of every row of the embeddings and of the output matrix: few changed rows show in it."""
+        return self.identity.rows
 
     @cached_property
     def device(self) -> torch.device:
