@@ -30,8 +30,19 @@ class NoSuchAttention(Exception):
 
 
 def fetch_config(source: Source, revision: str | None) -> Any:
-    """The model's config."""
-    return _loading(source, "the config", _CHECK_FOLDER, lambda: AutoConfig.from_pretrained(**_where(source, revision)))
+    """The model's config, without what it says on how a forward is run and what it returns: that is for us to say."""
+
+    def load() -> Any:
+        config = AutoConfig.from_pretrained(**_where(source, revision))
+        config._attn_implementation = config._experts_implementation = None  # and so in the configs within
+        for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+            if part is None:
+                continue
+            part.output_attentions = part.output_hidden_states = False
+            part.return_dict = True
+        return config
+
+    return _loading(source, "the config", _CHECK_FOLDER, load)
 
 
 def fetch_tokenizer(source: Source, revision: str | None) -> Any:
@@ -42,11 +53,17 @@ def fetch_tokenizer(source: Source, revision: str | None) -> Any:
 
 
 def fetch_model(
-    source: Source, revision: str | None, dtype: torch.dtype, attention: str, placing: Mapping[str, Any] | None = None
+    source: Source,
+    revision: str | None,
+    dtype: torch.dtype,
+    attention: str,
+    placing: Mapping[str, Any] | None = None,
+    config: Any = None,
 ) -> Any:
     """The causal language model, every weight of it from the files.
 
     placing   what the library is told of where weights go and how they are held; None: in memory, as they are
+    config    as `fetch_config` gives it; None: as it is in the files, and the library follows the attention named there
 
     Raises NoSuchAttention, and TargetError when weights are missing or of other shapes: the library would make up
     random ones.
@@ -55,6 +72,7 @@ def fetch_model(
     def load() -> Any:
         return AutoModelForCausalLM.from_pretrained(
             **_where(source, revision),
+            **({} if config is None else {"config": config}),
             dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,

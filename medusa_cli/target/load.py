@@ -188,7 +188,7 @@ def _load_model(source: Source, config: Any, settings: TargetSettings, dtype: to
     placing = placing_of(settings, source, dtype, device)
 
     def fetch(attention: str) -> Any:
-        return fetch_model(source, settings.revision, dtype, attention, placing)
+        return fetch_model(source, settings.revision, dtype, attention, placing, config)
 
     try:
         try:

@@ -45,15 +45,7 @@ def test_generate_names_the_place(medusa: Medusa, broken: Path, more: tuple[str,
 def test_a_bench_of_broken_numbers_finds_nothing_the_same(medusa: Medusa, broken: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a q\n")
-    more = (
-        "--prompts",
-        prompts,
-        "--drafter",
-        "ngram",
-        "--compare",
-        "greedy,hf-greedy@float32",
-        "--allow-random-prompts",
-    )
+    arms = ("--drafter", "ngram", "--compare", "greedy,hf-greedy@float32")
     more = ("--prompts", prompts, "--allow-random-prompts", "-n", 8)
     assert_named(medusa("bench", "-m", broken, "--dtype", "float32", "-q", *arms, *more))
 
