@@ -1,11 +1,13 @@
 """Heads with random numbers, for a target that is no more than an output matrix."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.traits import Traits
 
 HIDDEN, VOCAB, REAL, HEADS, WIDTH = 16, 50, 47, 3, 20
 
@@ -23,10 +25,18 @@ class FakeTarget:
         default_factory=lambda: torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
     )
     output_bias: torch.Tensor | None = None
+    tokenizer: Any = None
+    config: Any = None
+    rows: str | None = None
 
 
 def some_heads(
-    *, num_layers: int = 1, own_output: bool = False, output_bias: bool = False, sees_root: bool = False
+    *,
+    num_layers: int = 1,
+    own_output: bool = False,
+    output_bias: bool = False,
+    sees_root: bool = False,
+    traits: Traits | None = None,
 ) -> MedusaHeads:
     target = FakeTarget()
     config = MedusaConfig(
@@ -40,6 +50,7 @@ def some_heads(
         sees_root=sees_root,
         target_name=target.name,
         target_fingerprint=target.fingerprint,
+        traits=traits,
     )
     bias = torch.randn(VOCAB, generator=torch.Generator().manual_seed(4)) if output_bias else None
     ids = torch.randperm(REAL, generator=torch.Generator().manual_seed(5))[:WIDTH].sort().values

@@ -16,6 +16,7 @@ from transformers.generation.logits_process import ExponentialDecayLengthPenalty
 
 from medusa_cli.contracts import Draft
 from medusa_cli.errors import RecipeError
+from medusa_cli.kernels.argmax import have_best
 
 Process = Callable[[Tensor, Tensor], Tensor]
 """(ids [M, L], scores [M, V]) -> scores"""
@@ -38,21 +39,30 @@ class Text(Protocol):
 
 
 class Shaping:
-    """Applies the processors that `make` gives for a row, in their order."""
+    """Applies the processors that `make` gives for a row, in their order.
 
-    def __init__(self, make: Callable[[Text], Sequence[Process]]) -> None:
+    mends   among them is one that makes numbers of what is none, as the settings asked for
+    """
+
+    def __init__(self, make: Callable[[Text], Sequence[Process]], *, mends: bool = False) -> None:
         self._make = make
+        self.mends = mends
+
+    def _taken(self, logits: Tensor) -> Tensor:
+        """A copy in float32; zeros where numbers are none, which some processors stop at: the loop refuses them."""
+        taken = logits.to(torch.float32, copy=True)
+        return taken if self.mends else taken.masked_fill_(~have_best(logits)[..., None], 0)
 
     def first(self, logits_BV: Tensor, rows: Sequence[Text]) -> Tensor:
         """The logits that decide each row's first token, in float32; the rows hold their prompts."""
-        shaped_BV = logits_BV.to(torch.float32, copy=True)
+        shaped_BV = self._taken(logits_BV)
         for index, row in enumerate(rows):
             shaped_BV[index] = _processed(self._make(row), [row.tokens], shaped_BV[index : index + 1])[0]
         return shaped_BV
 
     def nodes(self, logits_BNV: Tensor, draft: Draft, rows: Sequence[Text]) -> Tensor:
         """The logits at each node, in float32; the rows end with their roots. Reads the draft on the host."""
-        shaped_BNV = logits_BNV.to(torch.float32, copy=True)
+        shaped_BNV = self._taken(logits_BNV)
         parents_BN = draft.tree.parents_XN.expand(len(rows), -1).tolist()
         for index, (row, guesses_N) in enumerate(zip(rows, draft.tokens_BN.tolist(), strict=True)):
             processors = self._make(row)
@@ -190,4 +200,7 @@ def shaping_of(settings: Mapping[str, Any], stop_ids: frozenset[int], device: to
         make(_For([0], 2, stops, device))
     except (TypeError, ValueError) as error:
         raise RecipeError(f"an impossible setting of generation: {error}", "see generation_config.json") from error
-    return Shaping(lambda row: make(_For(row.tokens[: row.prompt_tokens], row.most_tokens, stops, device)))
+    return Shaping(
+        lambda row: make(_For(row.tokens[: row.prompt_tokens], row.most_tokens, stops, device)),
+        mends="remove_invalid_values" in followed,
+    )

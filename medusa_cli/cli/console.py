@@ -43,14 +43,21 @@ CHATTERING = ("torchao", "torch.utils._pytree")
 
 
 class _Listener(logging.Handler):
-    """Shows what rooms below the command line report, as lines of log."""
+    """Shows what rooms below the command line report, as lines of log; each warning once."""
 
-    def __init__(self, show: Callable[[str], None]) -> None:
+    def __init__(self, show: Callable[[str], None], warn: Callable[[str], None]) -> None:
         super().__init__()
         self.show = show
+        self._warn = warn
+        self._warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.show(record.getMessage())
+        message = record.getMessage()
+        if record.levelno < logging.WARNING:
+            self.show(message)
+        elif message not in self._warned:
+            self._warned.add(message)
+            self._warn(message)
 
 
 class Console:
@@ -77,7 +84,7 @@ class Console:
         self._printed_json = False
         reports = logging.getLogger("medusa_cli")
         reports.setLevel(logging.DEBUG if verbose else logging.INFO)
-        reports.handlers = [_Listener(self.info)]
+        reports.handlers = [_Listener(self.info, self.warn)]
         for name in CHATTERING:
             logging.getLogger(name).setLevel(logging.ERROR)
 

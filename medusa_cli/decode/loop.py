@@ -13,10 +13,12 @@ from torch import Tensor
 
 from medusa_cli.acceptance.draws import Stream, uniform_of
 from medusa_cli.acceptance.shaping import Shaping
-from medusa_cli.contracts import AcceptanceRule, Drafter
+from medusa_cli.contracts import AcceptanceRule, Drafter, Step
 from medusa_cli.decode.debug import Watch, watching
+from medusa_cli.decode.finite import NotFinite, error_of
 from medusa_cli.decode.rows import Limits, Row, Rows
 from medusa_cli.decode.step import take_step
+from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
 from medusa_cli.target.cache import BLOCK
 from medusa_cli.target.model import Target
@@ -70,7 +72,7 @@ def decode(
 
     New rows join when at least `join_at` are free: prompts are read better together. A row whose `finish_reason` is
     set gains nothing more. Raises DataError before the forward for a prompt that is empty or leaves no room in the
-    context.
+    context, and TargetError when the logits that decide a token are not finite.
     """
     with watching(parts.target) as watches:
         yield from _decode(parts, prompts, limits, max_rows, join_at, watches)
@@ -96,7 +98,7 @@ def _decode(
             yield from _join(parts, rows, [_new_row(parts, key, prompt, limits) for key, prompt in joining])
         if rows.active:
             before = list(rows.active)
-            step = take_step(parts.target, parts.drafter, parts.rule, rows)
+            step = _step(parts, rows)
             for watch in watches:
                 watch.after(rows, step)
             for index, row in enumerate(before):
@@ -156,9 +158,40 @@ def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
     return seen.hidden_BNH
 
 
+def _step(parts: Parts, rows: Rows) -> Step:
+    """One step. Where numbers are not finite it is taken again without guesses: one that plain decoding would never
+    read may have spoilt what stood beside it. Raises TargetError when that is no help.
+    """
+    try:
+        return take_step(parts.target, parts.drafter, parts.rule, rows)
+    except NotFinite:
+        rows.cache.wipe()
+    try:
+        step = take_step(parts.target, NoDrafter(), parts.rule, rows)
+    except NotFinite as found:
+        raise error_of(parts.target, found) from found
+    parts.drafter.start(rows.context)
+    return step
+
+
+def _read(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
+    """As `_prefill`; each prompt alone where together their numbers are not finite, since padding may be why."""
+    place = len(rows.active)
+    try:
+        return _prefill(parts, rows, joining)
+    except NotFinite:
+        for row in range(place, place + len(joining)):
+            rows.cache.drop(row)
+        rows.cache.wipe()
+    try:
+        return torch.cat([_prefill(parts, rows, [row]) for row in joining])
+    except NotFinite as found:
+        raise error_of(parts.target, found) from found
+
+
 def _join(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Iterator[Gain]:
     """Prefill, then report every joining row's first token."""
-    hidden_B1H = _prefill(parts, rows, joining)
+    hidden_B1H = _read(parts, rows, joining)
     for index, row in enumerate(joining):
         yield Gain(row, row.new_tokens, hidden_B1H[index])
     _retire(parts, rows)

@@ -14,6 +14,8 @@ from torch import Tensor
 from medusa_cli.acceptance.draws import Stream, uniform_of
 from medusa_cli.acceptance.shaping import Shaping
 from medusa_cli.contracts import Context, Draft, Seen, Step, Uniform, Verdict
+from medusa_cli.decode.finite import NotFinite
+from medusa_cli.kernels.argmax import have_best
 from medusa_cli.target.cache import TreeCache
 
 LEND_FROM = 4  # tokens a shared beginning must have: copying less costs more than reading it
@@ -142,8 +144,13 @@ class Rows:
             self.cache.copy_prefix(held.index(longest), slice(place, place + len(joining)), longest)
 
     def admit(self, rows: Sequence[Row], seen: Seen, root_B: Tensor) -> None:
-        """Add freshly prefilled rows behind the active ones, each with its first decided token."""
-        for row, root in zip(rows, root_B.tolist(), strict=True):
+        """Add freshly prefilled rows behind the active ones, each with its first decided token.
+
+        Raises NotFinite, before any row has changed, when logits that decided one are not finite.
+        """
+        roots, finite_B = torch.stack([root_B, self._judged(seen.logits_BNV)[:, 0]]).tolist()
+        NotFinite.raise_for(rows, finite_B)
+        for row, root in zip(rows, roots, strict=True):
             row.take([root])
         self.active += rows
         self.root_B = root_B if self.root_B is None else torch.cat([self.root_B, root_B])
@@ -152,17 +159,29 @@ class Rows:
         # Rows that join have no accepted path yet: drafters that use it are told to start anew.
         self.accepted_hidden_BDH = None
 
-    def limit(self, verdict: Verdict, draft: Draft) -> Verdict:
+    def _judged(self, logits_BNV: Tensor) -> Tensor:
+        """1 where logits as the target gave them can decide a token, else 0 [B, N]; 1 where settings mend them."""
+        if self.shaping is not None and self.shaping.mends:
+            return torch.ones(logits_BNV.shape[:-1], dtype=torch.long, device=logits_BNV.device)
+        return have_best(logits_BNV).long()
+
+    def limit(self, verdict: Verdict, draft: Draft, seen: Seen) -> Verdict:
         """Cut each row's path at stops and budgets. The one place that does, and the one host read of a step.
 
         A row gains the path's guesses and the token after them; when m of these are allowed, m nodes are kept, and
         the m-th gained token is decided but never forwarded: the cache holds nothing past a stop.
+        Raises NotFinite, before any row has changed, when logits at a node of a path are not finite.
         """
-        tokens_BD = draft.tokens_BN.gather(1, verdict.path_BD.clamp(min=0))
-        packed = torch.cat([verdict.kept_B[:, None], verdict.next_B[:, None], verdict.path_BD, tokens_BD], dim=1)
+        nodes_BD = verdict.path_BD.clamp(min=0)  # past the end: the root, which is on every path
+        tokens_BD = draft.tokens_BN.gather(1, nodes_BD)
+        finite_B = self._judged(seen.logits_BNV).gather(1, nodes_BD).amin(1)
+        packed = torch.cat(
+            [finite_B[:, None], verdict.kept_B[:, None], verdict.next_B[:, None], verdict.path_BD, tokens_BD], dim=1
+        ).tolist()
+        NotFinite.raise_for(self.active, [finite for finite, *_ in packed])
         num_places = verdict.path_BD.shape[1]
         paths, kept = [], []
-        for row, (count, following, *rest) in zip(self.active, packed.tolist(), strict=True):
+        for row, (_, count, following, *rest) in zip(self.active, packed, strict=True):
             path, tokens = rest[:num_places], rest[num_places:]
             kept.append(row.take([*tokens[1:count], following]))
             row.kept.append(kept[-1])

@@ -15,6 +15,6 @@ def take_step(target: Target, drafter: Drafter, rule: AcceptanceRule, rows: Rows
     seen = target.verify(draft, rows.cache)  # one forward scores every node
     logits_BNV = rows.shaped(seen.logits_BNV, draft)  # as generation settings ask, each node by its own text
     verdict = rule.accept(draft, logits_BNV, rows.uniform)  # which path survives, and what follows it
-    verdict = rows.limit(verdict, draft)  # cut at stops and budgets: the one place, the one host read
+    verdict = rows.limit(verdict, draft, seen)  # cut at stops and budgets: the one place, the one host read
     rows.cache.keep(verdict)  # keys and values of the losers are forgotten
     return rows.advance(draft, verdict, seen.hidden_BNH)  # verdict.next_B becomes the new root

@@ -8,7 +8,8 @@ heads.safetensors holds, with the shape letters of heads/medusa.py:
   draft_ids      [W] int32      target ids of the draft vocabulary
   output_weight  [K, W, H]      only with an own output; otherwise logits are block output @ target rows[draft_ids].T
   output_bias    [K, W]         only with an own output that has a bias
-heads.json holds {"format", "version", "weights", "bytes", "sha256", "config"}.
+heads.json holds {"format", "version", "weights", "bytes", "sha256", "config"}. Version 2 brought config.traits, which
+tells the target's tokenizer, template, rope and rows; heads of version 1 are read, and vouch for weights alone.
 
 The two files are replaced as one: the new numbers are written beside the old ones, heads.json then names their
 checksum (the moment the new heads count), and only then do they take the old ones' name. A reader that finds numbers
@@ -34,7 +35,8 @@ from medusa_cli.heads.config import HeadsTarget, MedusaConfig, check_belongs
 from medusa_cli.heads.medusa import MedusaHeads
 
 FORMAT = "medusa-heads"
-VERSION = 1
+VERSION = 2
+READS = (1, 2)
 WEIGHTS = "heads.safetensors"
 _PENDING = "heads.safetensors.new"
 _COPY_AGAIN = "copy the folder again, or train the heads again"
@@ -154,9 +156,10 @@ def _read_description(folder: Path) -> dict[str, Any]:
         raise FormatError(f"{file} is damaged: {error}", _COPY_AGAIN) from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise FormatError(f"{file} doesn't describe heads of this program", "check the --heads path")
-    if description.get("version") != VERSION:
+    if description.get("version") not in READS:
+        known = " and ".join(map(str, READS))
         raise FormatError(
-            f"{file} is of version {description.get('version')}; this program reads version {VERSION}",
+            f"{file} is of version {description.get('version')}; this program reads version {known}",
             "update this program, or train the heads again",
         )
     return description

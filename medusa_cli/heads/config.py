@@ -4,6 +4,7 @@ Shape letters: K heads, H hidden, P pairs of a head and a guess it sees, V rows 
 vocabulary.
 """
 
+import logging
 from typing import Literal, Protocol
 
 import torch
@@ -11,7 +12,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from medusa_cli.errors import HeadsMismatch
+from medusa_cli.heads.traits import Traited, Traits, differences, traits_of
 from medusa_cli.recipe import Settings
+
+logger = logging.getLogger(__name__)
 
 
 class MedusaConfig(Settings):
@@ -23,6 +27,7 @@ class MedusaConfig(Settings):
     sees_root     the heads also see the root, as its row of the target's output matrix
     output_bias   the output has a bias (some targets' output does)
     adapter       fingerprint of the adapter that the target needs to be the one they were trained for; None: none
+    traits        the target's tokenizer, template, rope and rows as they were; None: heads of a version before
     """
 
     type: Literal["medusa", "hydra"] = "medusa"
@@ -37,6 +42,7 @@ class MedusaConfig(Settings):
     target_name: str
     target_fingerprint: str
     adapter: str | None = None
+    traits: Traits | None = None
 
     @property
     def num_pairs(self) -> int:
@@ -56,12 +62,8 @@ class MedusaConfig(Settings):
         return self
 
 
-class HeadsTarget(Protocol):
+class HeadsTarget(Traited, Protocol):
     """What heads need to know of a target. `output_bias` is only read by heads whose output has one."""
-
-    @property
-    def name(self) -> str:
-        """What it was asked for by."""
 
     @property
     def fingerprint(self) -> str:
@@ -97,7 +99,10 @@ class HeadsTarget(Protocol):
 
 
 def check_belongs(config: MedusaConfig, target: HeadsTarget) -> None:
-    """Raise HeadsMismatch, saying what differs, unless heads of this config were trained for this target."""
+    """Raise HeadsMismatch, saying what differs, unless heads of this config were trained for this target.
+
+    What makes guesses worse and not wrong is a warning.
+    """
     hint = f"these heads belong to {config.target_name}: load that model, or train heads for this one"
     for what, ours, theirs in (
         ("a hidden size of", config.hidden_size, target.hidden_size),
@@ -106,3 +111,16 @@ def check_belongs(config: MedusaConfig, target: HeadsTarget) -> None:
     ):
         if ours != theirs:
             raise HeadsMismatch(f"the heads need {what} {ours}; {target.name} has {theirs}", hint)
+    if config.traits is None:
+        return
+    now = traits_of(target, config.traits)
+    if None not in (config.traits.words, now.words) and config.traits.words != now.words:
+        raise HeadsMismatch(
+            f"the heads were trained with another vocabulary: {target.name}'s tokenizer gives ids other words",
+            f"use the tokenizer that came with {config.target_name}, or train heads for this one",
+        )
+    if found := differences(config.traits, now):
+        logger.warning(
+            "%s has changed since these heads were trained: another %s; they may guess worse", target.name,
+            ", another ".join(found),
+        )  # fmt: skip

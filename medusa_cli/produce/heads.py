@@ -27,6 +27,7 @@ from medusa_cli.formats.places import find_heads
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.heads.start import take_over
+from medusa_cli.heads.traits import traits_of
 from medusa_cli.produce.disk import check_training
 from medusa_cli.produce.fit import Fitted, fit
 from medusa_cli.produce.folder import RunFolder
@@ -246,6 +247,7 @@ def fresh_heads(recipe: Recipe, target: Target, draft_ids_W: Tensor) -> MedusaHe
         sees_root=recipe.heads.sees_root,
         target_name=target.name,
         target_fingerprint=target.fingerprint,
+        traits=traits_of(target),
     )
     return MedusaHeads.fresh(config, draft_ids_W, target.output_weight.float(), target.output_bias)
 

@@ -229,6 +229,15 @@ class TreeCache(Cache):
         """Forget a row."""
         self.lengths[row] = 0
 
+    @torch.inference_mode()
+    def wipe(self) -> None:
+        """Zero all that is not committed: what a mask hides still spoils a sum when it is no number."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                for row, length in enumerate(self.lengths):
+                    layer.keys[row, :, length:] = 0
+                    layer.values[row, :, length:] = 0
+
     def num_bytes(self) -> int:
         """Memory held by all layers, in bytes."""
         stores = [store for layer in self.layers if layer.is_initialized for store in (layer.keys, layer.values)]

@@ -231,6 +231,7 @@ def _identity(target: Target) -> str:
     return json.dumps(
         {
             "fingerprint": target.fingerprint,
+            "files": target.identity.files,
             "config": target.config.to_json_string(),
             "lengths": thresholds(target.config),
             "attention": target.identity.attention,

@@ -1,5 +1,6 @@
 """The library's loaders, with whatever they raise turned into one TargetError that names the model and the fault."""
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli.errors import TargetError
-from medusa_cli.target.sources import Source
+from medusa_cli.target.sources import WEIGHTS, Source
 
 Loaded = TypeVar("Loaded")
 WEIGHT_FILES = tuple((f"{name}", f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
@@ -29,8 +30,19 @@ class NoSuchAttention(Exception):
 
 
 def fetch_config(source: Source, revision: str | None) -> Any:
-    """The model's config."""
-    return _loading(source, "the config", _CHECK_FOLDER, lambda: AutoConfig.from_pretrained(**_where(source, revision)))
+    """The model's config, without what it says on how a forward is run and what it returns: that is for us to say."""
+
+    def load() -> Any:
+        config = AutoConfig.from_pretrained(**_where(source, revision))
+        config._attn_implementation = config._experts_implementation = None  # and so in the configs within
+        for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+            if part is None:
+                continue
+            part.output_attentions = part.output_hidden_states = False
+            part.return_dict = True
+        return config
+
+    return _loading(source, "the config", _CHECK_FOLDER, load)
 
 
 def fetch_tokenizer(source: Source, revision: str | None) -> Any:
@@ -41,11 +53,17 @@ def fetch_tokenizer(source: Source, revision: str | None) -> Any:
 
 
 def fetch_model(
-    source: Source, revision: str | None, dtype: torch.dtype, attention: str, placing: Mapping[str, Any] | None = None
+    source: Source,
+    revision: str | None,
+    dtype: torch.dtype,
+    attention: str,
+    placing: Mapping[str, Any] | None = None,
+    config: Any = None,
 ) -> Any:
     """The causal language model, every weight of it from the files.
 
     placing   what the library is told of where weights go and how they are held; None: in memory, as they are
+    config    as `fetch_config` gives it; None: as it is in the files, and the library follows the attention named there
 
     Raises NoSuchAttention, and TargetError when weights are missing or of other shapes: the library would make up
     random ones.
@@ -54,6 +72,7 @@ def fetch_model(
     def load() -> Any:
         return AutoModelForCausalLM.from_pretrained(
             **_where(source, revision),
+            **({} if config is None else {"config": config}),
             dtype=dtype,
             attn_implementation=attention,
             output_loading_info=True,
@@ -75,20 +94,48 @@ def fetch_model(
 
 def weights_are_here(source: Source, revision: str | None) -> bool:
     """Whether the weights can be loaded without downloading anything."""
-    if Path(source.location).exists():
-        return True
+    return Path(source.location).exists() or bool(_downloaded(source, revision))
+
+
+def weights_identity(source: Source, revision: str | None) -> str | None:
+    """A hash that changes with the files that the weights are in; None while they are not on this machine.
+
+    It reads no weights: name, size, time of change and inode of each file tell a copy, or one written over, from what
+    was there before. What is remembered of a model is asked for by it.
+    """
+    digest = hashlib.sha256()
+    files = [file.resolve() for file in _weight_files(source, revision)]
+    for file in files:
+        about = file.stat()
+        digest.update(f"{file} {about.st_size} {about.st_mtime_ns} {about.st_ino}\n".encode())
+    return digest.hexdigest()[:16] if files else None
+
+
+def _weight_files(source: Source, revision: str | None) -> list[Path]:
+    """The files on this machine that weights are in."""
+    folder = Path(source.location)
+    if source.gguf is not None:
+        return [source.gguf]
+    if folder.is_dir():
+        return sorted(file for pattern in WEIGHTS for file in folder.glob(pattern) if file.is_file())
+    return _downloaded(source, revision)
+
+
+def _downloaded(source: Source, revision: str | None) -> list[Path]:
+    """The weights of a hub id that an earlier run downloaded; none unless all of them are here."""
 
     def cached(name: str) -> str | None:
         found = try_to_load_from_cache(source.location, name, revision=revision)
         return found if isinstance(found, str) else None
 
     for whole, index in WEIGHT_FILES:
-        if cached(whole):
-            return True
+        if file := cached(whole):
+            return [Path(file)]
         if listed := cached(index):
-            parts = set(json.loads(Path(listed).read_text(encoding="utf-8"))["weight_map"].values())
-            return all(cached(part) for part in parts)
-    return False
+            names = sorted(set(json.loads(Path(listed).read_text(encoding="utf-8"))["weight_map"].values()))
+            parts = [file for name in names if (file := cached(name))]
+            return [Path(part) for part in parts] if len(parts) == len(names) else []
+    return []
 
 
 def _where(source: Source, revision: str | None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from medusa_cli.target.adapter import StoredAdapter, merge
 from medusa_cli.target.attach import attach_forward, runner_for
 from medusa_cli.target.check import checked
 from medusa_cli.target.convert import converted
-from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer
+from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer, weights_identity
 from medusa_cli.target.masks import mask_kinds
 from medusa_cli.target.model import Identity, Target
 from medusa_cli.target.placing import placing_of, refuse_offload
@@ -26,6 +26,7 @@ from medusa_cli.target.sources import Source, find_source, licence_of
 from medusa_cli.target.weights import stored
 
 SAMPLED_NUMBERS = 64  # of each tensor
+SAMPLED_OF_A_ROW = 8
 
 
 def load_target(settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:
@@ -50,15 +51,22 @@ def load_unchecked(settings: TargetSettings, adapter: StoredAdapter | None = Non
     config = fetch_config(source, settings.revision)
     refuse_config(config, settings.model)
     tokenizer = fetch_tokenizer(source, settings.revision)
-    return make_target(_load_model(source, config, settings, dtype, device), tokenizer, settings, adapter)
+    files = weights_identity(source, settings.revision)  # first: files that change meanwhile are not what was loaded
+    model = _load_model(source, config, settings, dtype, device)
+    return make_target(model, tokenizer, settings, adapter, files or weights_identity(source, settings.revision))
 
 
-def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:
-    """Wrap a model that is already in memory; the runner replaces its linear layers in place."""
+def make_target(
+    model: Any, tokenizer: Any, settings: TargetSettings, adapter: StoredAdapter | None = None, files: str | None = None
+) -> Target:
+    """Wrap a model that is already in memory; the runner replaces its linear layers in place.
+
+    files   what tells the files that its weights came from, if they came from files
+    """
     refuse_model(model, settings.model)
     refuse_offload(model, settings.model)
     kinds = mask_kinds(model)
-    fingerprint = fingerprint_of(model)
+    fingerprint, rows = fingerprint_of(model), rows_of(model)
     if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
         fingerprint = merge(model, adapter, fingerprint)
     runner = lay_out(model, runner_for(model, settings, fingerprint))
@@ -69,6 +77,8 @@ def make_target(model: Any, tokenizer: Any, settings: TargetSettings, adapter: S
         model.config._attn_implementation,
         licence_of(settings.model),
         adapter.folder if adapter else None,
+        files,
+        rows,
     )
     target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
     attach_forward(target, by_measurement=settings.runner == "auto")
@@ -140,8 +150,26 @@ def fingerprint_of(model: Any) -> str:
         numbers: Tensor = tensor.detach().flatten()
         sample = numbers[:: max(1, len(numbers) // SAMPLED_NUMBERS)][:SAMPLED_NUMBERS]
         digest.update(f"{name} {list(tensor.shape)}".encode())
-        digest.update(sample.to("cpu", torch.bfloat16).half().view(torch.int16).numpy().tobytes())
+        digest.update(_rounded(sample))
     return digest.hexdigest()[:16]
+
+
+def rows_of(model: Any) -> str:
+    """A hash over a few numbers of every row of the embeddings and of the output matrix, of any dtype likewise.
+
+    A fingerprint samples so few that a token's row may change unseen: in a copy with added tokens, or a damaged one.
+    """
+    digest = hashlib.sha256()
+    for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+        weight_VH: Tensor = module.weight.detach()
+        if weight_VH.dim() == 2 and weight_VH.is_floating_point() and len(stored(module.weight)) == 1:
+            sample = weight_VH[:, :: max(1, weight_VH.shape[1] // SAMPLED_OF_A_ROW)][:, :SAMPLED_OF_A_ROW]
+            digest.update(_rounded(sample))
+    return digest.hexdigest()[:16]
+
+
+def _rounded(numbers: Tensor) -> bytes:
+    return numbers.to("cpu", torch.bfloat16).half().contiguous().view(torch.int16).numpy().tobytes()
 
 
 def _float_tensors(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -160,7 +188,7 @@ def _load_model(source: Source, config: Any, settings: TargetSettings, dtype: to
     placing = placing_of(settings, source, dtype, device)
 
     def fetch(attention: str) -> Any:
-        return fetch_model(source, settings.revision, dtype, attention, placing)
+        return fetch_model(source, settings.revision, dtype, attention, placing, config)
 
     try:
         try:

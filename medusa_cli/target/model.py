@@ -33,7 +33,12 @@ from medusa_cli.trees.tree import Ancestry, TokenTree
 
 @dataclass(frozen=True)
 class Identity:
-    """What a target is called and which weights it holds; adapter: the folder of what was merged into them, if any."""
+    """What a target is called and which weights it holds.
+
+    adapter   the folder of what was merged into them, if any
+    files     what tells the files they came from, if they came from files (`fetch.weights_identity`)
+    rows      a hash over numbers of every row of the embeddings and of the output matrix
+    """
 
     name: str
     fingerprint: str
@@ -41,6 +46,8 @@ class Identity:
     attention: str
     licence: str | None = None
     adapter: Path | None = None
+    files: str | None = None
+    rows: str | None = None
 
 
 class Target:
@@ -78,6 +85,11 @@ class Target:
     def fingerprint(self) -> str:
         """A short hash that tells these weights from others of the same shape."""
         return self.identity.fingerprint
+
+    @property
+    def rows(self) -> str | None:
+        """A hash over numbers of every row of the embeddings and of the output matrix: few changed rows show in it."""
+        return self.identity.rows
 
     @cached_property
     def device(self) -> torch.device:

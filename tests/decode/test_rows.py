@@ -87,6 +87,7 @@ def rows_of(limits: Limits, roots: Sequence[int]) -> Rows:
 
 
 TREE = TokenTree.from_paths([[0], [1], [0, 0], [1, 0]])
+SEEN = Seen(torch.empty(0), torch.zeros(9, TREE.num_nodes, 1))
 TOKENS = [0, 11, 12, 13, 14]
 
 
@@ -100,7 +101,7 @@ def step(rows: Rows, paths: list[list[int]], following: list[int]) -> list[list[
     """One step in which these paths survive; node n of row b has the hidden state 10 b + n."""
     draft = draft_of(rows)
     path_BD = torch.tensor([path + [-1] * (3 - len(path)) for path in paths])
-    verdict = rows.limit(Verdict(path_BD, (path_BD >= 0).sum(-1), torch.tensor(following)), draft)
+    verdict = rows.limit(Verdict(path_BD, (path_BD >= 0).sum(-1), torch.tensor(following)), draft, SEEN)
     rows.cache.keep(verdict)
     numbers_BN = 10.0 * torch.arange(len(paths))[:, None] + torch.arange(5)
     return [list(new) for new in rows.advance(draft, verdict, numbers_BN[..., None].expand(-1, -1, 4)).tokens]

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import medusa_cli.formats.native as native
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.native import NativeFormat, read_heads, write_heads
 from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.traits import Traits
 from tests.tiny_heads import HIDDEN, REAL, FakeTarget, some_heads
 
 
@@ -154,7 +156,7 @@ def test_a_description_that_is_none_of_ours_is_an_error(tmp_path, text):
 def test_an_unknown_version_says_which_is_known(tmp_path):
     write_heads(some_heads(), tmp_path)
     change_description(tmp_path, version=99)
-    with pytest.raises(FormatError, match="version 99; this program reads version 1"):
+    with pytest.raises(FormatError, match="version 99; this program reads version 1 and 2"):
         read_heads(tmp_path, FakeTarget())
 
 
@@ -180,6 +182,22 @@ def test_heads_of_another_model_are_refused_with_the_difference(tmp_path, change
     with pytest.raises(HeadsMismatch, match=message) as caught:
         read_heads(tmp_path, FakeTarget(**change))
     assert "train heads for this one" in caught.value.hint
+
+
+def test_heads_of_the_version_before_are_read_and_vouch_for_weights_alone(tmp_path, caplog):
+    write_heads(some_heads(), tmp_path)
+    change_description(tmp_path, version=1)
+    assert equal(read_heads(tmp_path, FakeTarget(rows="others")), some_heads())
+    assert not caplog.records
+
+
+def test_what_heads_know_of_their_target_comes_back_and_is_compared(tmp_path, caplog):
+    write_heads(some_heads(traits=Traits(rope={"rope_theta": 1e4}, rows="abc")), tmp_path)
+    read_heads(tmp_path, FakeTarget(config=SimpleNamespace(rope_parameters={"rope_theta": 1e4}), rows="abc"))
+    assert not caplog.records
+    read_heads(tmp_path, FakeTarget(config=SimpleNamespace(rope_parameters={"rope_theta": 5e5}), rows="abd"))
+    [warning] = caplog.messages
+    assert "another rows of embeddings or output matrix, another rope_theta (10000.0 then, 500000.0 now)" in warning
 
 
 def test_heads_that_would_draft_a_padding_row_are_refused(tmp_path):
