@@ -45,12 +45,12 @@ CHATTERING = ("torchao", "torch.utils._pytree")
 class _Listener(logging.Handler):
     """Shows what rooms below the command line report, as lines of log."""
 
-    def __init__(self, show: Callable[[str], None]) -> None:
+    def __init__(self, show: Callable[[str], None], warn: Callable[[str], None]) -> None:
         super().__init__()
-        self.show = show
+        self.show, self.warn = show, warn
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.show(record.getMessage())
+        (self.warn if record.levelno >= logging.WARNING else self.show)(record.getMessage())
 
 
 class Console:
@@ -77,7 +77,7 @@ class Console:
         self._printed_json = False
         reports = logging.getLogger("medusa_cli")
         reports.setLevel(logging.DEBUG if verbose else logging.INFO)
-        reports.handlers = [_Listener(self.info)]
+        reports.handlers = [_Listener(self.info, self.warn)]
         for name in CHATTERING:
             logging.getLogger(name).setLevel(logging.ERROR)
 
