@@ -32,7 +32,8 @@ def cache_home() -> Path:
             _close(place)
         fault = why_not_private(place)
         if fault is None:
-            _make(place)
+            with suppress(OSError):  # where it can't be made, writing to it says so
+                make_private(place)
             for left_out, reason in faults.items():
                 say_once(f"{left_out} isn't used, for {reason}; {place} is used instead")
             return place
@@ -68,6 +69,13 @@ def why_not_private(path: Path) -> str | None:
     return None
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder and what lacks above it, for this user alone, whatever the umask. Raises OSError."""
+    for each in (*reversed(folder.parents), folder):
+        if not each.exists():
+            each.mkdir(OURS_ALONE, exist_ok=True)
+
+
 def is_writable_by_others(found: os.stat_result) -> bool:
     """Whether the mode lets anyone but the owner put something else in the place of what is there.
 
@@ -80,9 +88,9 @@ def is_writable_by_others(found: os.stat_result) -> bool:
 
 
 @cache
-def say_once(line: str) -> None:
+def say_once(line: str, level: int = logging.WARNING) -> None:
     """A line of log that this process shows once."""
-    logger.warning("%s", line)
+    logger.log(level, "%s", line)
 
 
 def expanded(path: str | Path) -> Path:
@@ -105,14 +113,6 @@ def _places() -> Iterator[Path]:
     yield from (Path(each).resolve() / "medusa" for each in named if each and os.path.isabs(each))
     if hasattr(os, "geteuid"):
         yield Path(tempfile.gettempdir()).resolve() / f"medusa-{os.geteuid()}"
-
-
-def _make(home: Path) -> None:
-    """Make the home and what lacks above it, for this user alone. Where it can't be made, writing to it says so."""
-    with suppress(OSError):
-        for each in (*reversed(home.parents), home):
-            if not each.exists():
-                each.mkdir(OURS_ALONE, exist_ok=True)
 
 
 def _close(home: Path) -> None:
