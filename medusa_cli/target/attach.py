@@ -85,7 +85,7 @@ def attach_compiled(target: Target, *, by_measurement: bool = False) -> None:
         keep = not by_measurement or is_quicker(target, "compiled", attach)
     # compilers and loaders of any origin run here, on modelling code of any origin, and fail in their own ways
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
         if not by_measurement:
             raise TargetError(f"the compiled runner can't run {target.name}: {reason}", "use --runner auto") from error
         say_once(f"steps are slower than they could be: the compiled program of {target.name} can't be run: {reason}")
