@@ -2,6 +2,9 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
@@ -22,3 +25,11 @@ def _same_start(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path_factory.getbasetemp() / "medusa-home"))
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users of the machine can enter, as they can't enter pytest's own."""
+    with TemporaryDirectory() as made:
+        Path(made).chmod(0o755)
+        yield Path(made).resolve()

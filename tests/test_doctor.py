@@ -9,6 +9,8 @@ import torch
 
 from medusa_cli.cli import doctor
 from medusa_cli.cli.app import main
+from medusa_cli.home import say_once
+from medusa_cli.kernels import attend, blocks, native
 from medusa_cli.target.model import Target
 from tests.tiny_folders import CHAT_TEMPLATE, save_tiny
 
@@ -101,6 +103,50 @@ def test_a_model_without_template_and_stop_ids_is_told_so(tmp_path: Path, capsys
     said = lines(capsys, tmp_path)
     assert said["chat template"] == "no: prompts are taken as plain text"
     assert said["stop ids"] == "none: texts end at their budget only"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "reason"),
+    [
+        ("CXX", "no-such-launcher g++", "no C++ compiler: looked for no-such-launcher g++"),
+        ("CXX", "false", "can't compile blocks.cpp"),
+        ("MEDUSA_HOME", "a file", "Not a directory: '/"),
+    ],
+)
+def test_what_keeps_the_quick_kernels_away_is_told(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+    reason: str,
+) -> None:
+    if variable == "MEDUSA_HOME":
+        (folder.parent / value).write_text("")
+        value = str(folder.parent / value)
+    monkeypatch.setenv(variable, value)
+    forget_kernels()
+    said = lines(capsys, folder, "--dtype", "float32")
+    assert said["forward"] == "attention medusa_grouped, runner packed"
+    assert said["kernels"].startswith("none, so steps are slower: ")
+    assert reason in said["kernels"]
+    assert reason in report(capsys, folder)["no_kernels"]
+    assert "without compiled kernels" not in capsys.readouterr().err
+    say_once.cache_clear()
+    assert main(["doctor", "--device", "cpu", "-v", str(folder)]) == 0
+    assert capsys.readouterr().err.count("steps are slower than they could be, without compiled kernels") == 1
+    forget_kernels()
+
+
+def test_kernels_that_are_there_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines(capsys, folder)["kernels"] == "compiled here"
+    assert report(capsys, folder)["no_kernels"] is None
+
+
+def forget_kernels() -> None:
+    """As in a new process."""
+    for kept in (native.library, blocks.functions, attend.function, say_once):
+        kept.cache_clear()
 
 
 def test_model_and_argument_are_the_same_thing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

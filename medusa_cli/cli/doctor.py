@@ -99,6 +99,8 @@ def _machine(settings: "TargetSettings", target: "Target") -> dict[str, Any]:
     """Where and how the model runs."""
     import torch
 
+    from medusa_cli.target.runner import why_no_blocks
+
     device = target.device
     return {
         "device": str(device),
@@ -108,6 +110,7 @@ def _machine(settings: "TargetSettings", target: "Target") -> dict[str, Any]:
         "dtype_reason": _why_dtype(settings.dtype, device, target.dtype),
         "attention": target.identity.attention,
         "runner": target.identity.runner,
+        "no_kernels": why_no_blocks(),
     }
 
 
@@ -173,6 +176,9 @@ def _lines(document: dict[str, Any]) -> dict[str, str]:
         "device": f"{document['device']} ({document['device_name']}), {document['threads']} threads",
         "dtype": f"{document['dtype']}: {document['dtype_reason']}",
         "forward": f"attention {document['attention']}, runner {document['runner']}",
+        "kernels": f"none, so steps are slower: {document['no_kernels']}"
+        if document["no_kernels"]
+        else "compiled here",
         "layers": ", ".join(_layers(layer) for layer in document["layers"]),
         "memory": f"weights {_metric(document['weights_bytes'])}B",
         "cache": f"{document['cache']}, {_metric(document['cache_bytes_per_token'])}B a token",

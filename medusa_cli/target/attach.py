@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from medusa_cli.errors import TargetError
+from medusa_cli.home import say_once
 from medusa_cli.kernels.native import CannotCompile
 from medusa_cli.kernels.packed import can_pack
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention, compiled
-from medusa_cli.target.export import CannotExport
 from medusa_cli.target.graphs import GraphedForward, on_cuda
 from medusa_cli.target.model import Target
 from medusa_cli.target.quickest import is_quicker, quickest_layout, step_seconds
@@ -83,16 +83,22 @@ def attach_compiled(target: Target, *, by_measurement: bool = False) -> None:
             f"the compiled runner can't run {target.name}: its attention ({target.identity.attention}) has no kernel",
             "use --runner auto",
         )
-    try:
-        forward = compiled.CompiledForward(target.model, compiled.build(target.model, target.mask_mapping))
-    except (CannotCompile, CannotExport) as error:
-        raise TargetError(f"the compiled runner can't run {target.name}: {error}", "use --runner auto") from error
 
     def attach(on: bool) -> None:
         target.compiled = forward if on else None
 
-    attach(True)
-    if by_measurement and not is_quicker(target, "compiled", attach):
+    try:
+        forward = compiled.CompiledForward(target.model, compiled.build(target.model, target.mask_mapping))
+        attach(True)
+        keep = not by_measurement or is_quicker(target, "compiled", attach)
+    # compilers and loaders of any origin run here, on modelling code of any origin, and fail in their own ways
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        if not by_measurement:
+            raise TargetError(f"the compiled runner can't run {target.name}: {reason}", "use --runner auto") from error
+        say_once(f"steps are slower than they could be: the compiled program of {target.name} can't be run: {reason}")
+        keep = False
+    if not keep:
         attach(False)
         target.identity = replace(target.identity, runner="blocks")
 

@@ -1,6 +1,5 @@
 """An embedded GGUF file becomes a folder of safetensors, once, however many processes ask for it."""
 
-import shutil
 from pathlib import Path
 
 import torch
@@ -9,34 +8,46 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 
 from medusa_cli.errors import TargetError
+from medusa_cli.home import make_private, say_once
 from medusa_cli.target.fetch import fetch_model, fetch_tokenizer
-from medusa_cli.target.sources import Source, is_whole
+from medusa_cli.target.sources import Source, fault_in
+from medusa_cli.util import sealed
 
 
 def converted(source: Source) -> Source:
     """The source itself, or for an embedded GGUF file the folder it is converted into. Raises TargetError."""
     home = source.convert_to
-    if home is None:
+    if home is None or source.is_converted:
         return source
-    if not is_whole(home):
+    if fault_in(home) is not None:
         try:
-            home.parent.mkdir(parents=True, exist_ok=True)
+            make_private(home.parent)
             # the system drops the lock of a process that dies
             with FileLock(home.with_name(f"{home.name}.lock")):
-                if not is_whole(home):
-                    _convert(source, home)
+                _convert_once(source, home)
         except (OSError, SafetensorError) as error:
             raise TargetError(
                 f"can't write the converted model to {home}: {error}", "free some disk, or set MEDUSA_HOME"
             ) from error
-    return Source(source.name, str(home))
+    return Source(source.name, str(home), convert_to=home)
 
 
-def _convert(source: Source, home: Path) -> None:
-    """Write beside `home` and give it the name at the end: a kill leaves nothing that looks complete."""
-    partial = home.with_name(f"{home.name}.partial")
-    for left in (partial, home):  # by a killed conversion, or by someone who took files out
-        shutil.rmtree(left, ignore_errors=True)
+def _convert_once(source: Source, home: Path) -> None:
+    """Convert, unless another process just did. Raises TargetError where what is written can't be used."""
+    if (fault := fault_in(home)) is None:
+        return
+    if home.exists():
+        say_once(f"{source.name} is converted anew, since {fault}")
+    sealed.sweep(home)
+    sealed.make(home, lambda made: _convert(source, made))
+    if (fault := fault_in(home)) is not None:
+        raise TargetError(
+            f"the converted model can't be used: {fault}", "set MEDUSA_HOME to a folder that is yours alone"
+        )
+
+
+def _convert(source: Source, made: Path) -> None:
+    """Write the model into a folder."""
     loaded = fetch_model(source, None, torch.float32, "eager")
     tokenizer = fetch_tokenizer(source, None)
     if hasattr(loaded.config, "quantization_config"):
@@ -45,9 +56,5 @@ def _convert(source: Source, home: Path) -> None:
     fresh = AutoModelForCausalLM.from_config(loaded.config)
     fresh.load_state_dict(loaded.state_dict())
     fresh.generation_config = loaded.generation_config
-    try:
-        fresh.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        partial.rename(home)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    fresh.save_pretrained(made)
+    tokenizer.save_pretrained(made)

@@ -187,6 +187,7 @@ def _loading(source: Source, what: str, hint: str, load: Callable[[], Loaded]) -
         told = _from_hub(source, error) or _in_words(source, text)
         if told is None:
             hint = _COPY_FILE if source.gguf_file else hint
+            hint = f"remove {source.location}: it is made anew" if source.is_converted else hint
             told = TargetError(f"can't load {what} of {source.name}: {text[:200] or type(error).__name__}", hint)
         raise told from error
 

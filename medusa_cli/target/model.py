@@ -296,7 +296,7 @@ class Target:
         return hidden_BTH
 
     def _whole(self, ids_BT: Tensor, lengths: Sequence[int], firsts: Sequence[int]) -> Tensor:
-        """Final hidden states [B, T, H] of whole rows, read from their beginning; `firsts`: as prefill's `as_long_as`."""
+        """Final hidden states [B, T, H] of whole rows; `firsts`: as prefill's `as_long_as`."""
         cache = self._cache(len(ids_BT), ids_BT.shape[1])
         texts = [row[:length] for row, length in zip(ids_BT.tolist(), lengths, strict=True)]
         hidden_BTH = torch.zeros(*ids_BT.shape, self.hidden_size, dtype=self.dtype, device=self.device)

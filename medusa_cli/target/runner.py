@@ -6,11 +6,13 @@ leaves layers as they are and replays what a GPU recorded (target/graphs.py).
 """
 
 import ctypes
+import logging
 import platform
 
 from torch import nn
 
 from medusa_cli.errors import TargetError
+from medusa_cli.home import say_once
 from medusa_cli.kernels.blocks import BlockLinear, functions
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.native import CannotCompile
@@ -66,6 +68,7 @@ def why_no_blocks() -> str | None:
     try:
         functions()
     except CannotCompile as error:
+        say_once(f"steps are slower than they could be, without compiled kernels: {error}", logging.DEBUG)
         return str(error)
     return None
 

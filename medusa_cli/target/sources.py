@@ -1,9 +1,9 @@
 """Where a model's files are: alias, folder, GGUF file, hub id, or a package that carries one. Loads no weights."""
 
 import difflib
-import hashlib
 import importlib.util
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from medusa_cli.errors import TargetError
-from medusa_cli.home import cache_home, expanded
+from medusa_cli.home import cache_home, expanded, say_once
 from medusa_cli.target.gguf_header import refuse_unread
+from medusa_cli.util import sealed
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 LONGEST_NAME = 1024  # of a path, where systems allow least
@@ -31,6 +32,11 @@ class Source:
     location: str
     gguf_file: str | None = None
     convert_to: Path | None = None  # an embedded GGUF is converted once into this folder
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether it is what was made of an embedded GGUF file."""
+        return self.convert_to is not None and str(self.convert_to) == self.location
 
     @property
     def gguf(self) -> Path | None:
@@ -52,11 +58,8 @@ def find_source(name: str) -> Source:
         raise TargetError(
             f"unknown model '{name[:60]}…': a name of {len(name)} characters", "check what --model is given"
         )
-    path = expanded(name)
-    if path.is_dir():
-        return _folder(name, path)
-    if path.is_file():
-        return _gguf(name, path)
+    if (source := _on_disk(name)) is not None:
+        return source
     names = known_names()
     if name in names["embedded"]:
         return _embedded(name, names["embedded"][name])
@@ -74,6 +77,20 @@ def find_source(name: str) -> Source:
         f"did you mean {near[0]}?" if near else f"aliases: {', '.join(aliases)}; or owner/name on the hub, or a folder"
     )
     raise TargetError(f"unknown model '{name}': no alias, no folder and no file of that name", hint)
+
+
+def _on_disk(name: str) -> Source | None:
+    """The folder or file of this name; None when there is none, or when it is no model and an alias has its name."""
+    path, names = expanded(name), known_names()
+    if not path.is_dir() and not path.is_file():
+        return None
+    try:
+        return _folder(name, path) if path.is_dir() else _gguf(name, path)
+    except TargetError as error:
+        if name not in names["embedded"] and name not in names["hub"]:
+            raise
+        say_once(f"{name} is the alias here: {error.message}", logging.INFO)
+        return None
 
 
 def licence_of(name: str) -> str | None:
@@ -139,9 +156,13 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 
 def _gguf(name: str, path: Path) -> Source:
-    with path.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise TargetError(f"{path} is no GGUF file", "name a folder, a .gguf file, a hub id or an alias")
+    try:
+        with path.open("rb") as file:
+            beginning = file.read(4)
+    except OSError as error:
+        raise TargetError(f"can't read {path}: {error.strerror}", "name a file that you may read") from error
+    if beginning != b"GGUF":
+        raise TargetError(f"{path} is no GGUF file", "name a folder, a .gguf file, a hub id or an alias")
     refuse_unread(path)
     return Source(name, str(path.parent), path.name)
 
@@ -152,22 +173,21 @@ def _embedded(name: str, entry: Mapping[str, str]) -> Source:
     if not folders:
         raise TargetError(f"the package that carries {name} is not installed", entry["install"])
     home = cache_home() / "models" / f"{name}-{entry['sha256'][:12]}"
-    if not is_whole(home) and sha256_of(Path(folders[0]) / entry["file"]) != entry["sha256"]:
+    if fault_in(home) is not None and sha256_of(Path(folders[0]) / entry["file"]) != entry["sha256"]:
         raise TargetError(
             f"{entry['file']} of {name} is not the file it should be (checksum differs)", entry["install"]
         )
     return Source(name, folders[0], entry["file"], home)
 
 
-def is_whole(home: Path) -> bool:
-    """Whether a converted model is there: the folder gets its name when all is in it."""
-    return (home / "config.json").is_file()
+def fault_in(home: Path) -> str | None:
+    """What keeps a converted model from being used, in words; None when it is as it was written."""
+    return sealed.fault_in(home, trust_times=True)
 
 
 def sha256_of(path: Path) -> str:
     """The file's checksum, or TargetError when it can't be read."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return sealed.sha256_of(path)
     except OSError as error:
         raise TargetError(f"can't read {path}: {error.strerror}", "install the model's package again") from error
