@@ -81,16 +81,13 @@ def test_no_stop_string_is_found_nowhere() -> None:
     assert found_at(["dog", "cats"], tokenizer, ids) is None
 
 
-@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
-@pytest.mark.parametrize("pattern", [["<0x80>"], ["<0x80>", "<0x41>"], ["<0x41>"], ["<0xE2>", "<0x82>", "<0xAC>"]])
-def test_twenty_times_the_answer_is_twenty_times_the_work(
-    kind: str, pattern: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tokenizer = KINDS[kind]()
-    ids = tokenizer.convert_tokens_to_ids(pattern) if kind == "byte_fallback" else ids_of(tokenizer, "한국어 😀")[1:]
+@pytest.mark.parametrize("pattern", ["<0x80>", "<0x80> <0x41>", "<0x41>", "<0xE2> <0x82> <0xAC>", "▁cat"])
+def test_twenty_times_the_answer_is_twenty_times_the_work(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = byte_fallback()
+    ids = tokenizer.convert_tokens_to_ids(pattern.split())
     with counted(tokenizer, monkeypatch) as decoded:
         work = []
-        for times in (100, 2000):
+        for times in (50, 1000):
             decoded.clear()
             assert found_at(["AAB", "zebra", "\u20acA"], tokenizer, *([one] for one in ids * times)) is None
             work.append(sum(decoded))
@@ -142,7 +139,7 @@ def test_an_added_token_that_is_text_stops_as_text() -> None:
 # --- with the stream ---
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     arrivals(),
     st.lists(st.sampled_from(["t", "cat", "the c", "국", "気", "天天", "\n\n", "s o", "😀", "\ufffd" * 2]), max_size=3),
