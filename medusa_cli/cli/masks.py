@@ -19,8 +19,10 @@ def preview(recipe: Recipe, console: Console) -> dict[str, Any]:
     if data.dataset == "self":
         raise RecipeError("--preview-masks needs a data set", "name one: --dataset FILE")
     rows = conversations_of(data, counts)
-    tokenizer = load_target(recipe.target).tokenizer
-    sample = next(tokenize(tokenizer, rows, max_length=data.max_seq_length, counts=counts, on_bad_row=data.on_bad_row))
+    target = load_target(recipe.target)
+    tokenizer, ends = target.tokenizer, target.stop_ids
+    longest, bad = data.max_seq_length, data.on_bad_row
+    sample = next(tokenize(tokenizer, rows, max_length=longest, counts=counts, on_bad_row=bad, ends=ends))
     if counts.skipped or counts.cut:
         console.warn(f"up to the row shown: {counts.describe()}")
     if warning := check_share(counts):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from medusa_cli.bench.compare import Difference
     from medusa_cli.data.conversations import Message
     from medusa_cli.decode.loop import Generation, Parts
-    from medusa_cli.decode.rows import FindStop, Limits
+    from medusa_cli.decode.rows import Limits
     from medusa_cli.decode.text import TextStream
     from medusa_cli.target.model import Target
 
@@ -69,7 +69,8 @@ def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wi
         check_prompt(prompt, limits, f"prompt {number}" if len(prompts) > 1 else "the prompt")
     rows = min(wish.batch_size, len(prompts))
     check_room(parts.target, prompts, limits, rows, parts.drafter.size)
-    texts = [_Text(TextStream(parts.target.tokenizer, wish.stops)) for _ in prompts]
+    ends = _ends(parts.target, wish)
+    texts = [_Text(TextStream(parts.target.tokenizer, wish.stops, ends)) for _ in prompts]
     turns = _Turns(console, wish.stream, texts)
     answers: dict[int, Answer] = {}
     for gain in decode(parts, _joining(prompts, texts), limits, rows):
@@ -143,24 +144,18 @@ def _ids_of(target: "Target", messages: "Sequence[Message]", chat: bool | None) 
 def _limits(target: "Target", wish: Wish) -> "Limits":
     """Where texts end."""
     from medusa_cli.decode.rows import Limits
+    from medusa_cli.decode.stop_strings import StopStrings
 
     stop_ids = frozenset[int]() if wish.ignore_eos else target.stop_ids
-    return Limits(wish.max_new_tokens, stop_ids, target.context_limit, _find_stop(target, wish.stops))
+    new_finder = StopStrings(wish.stops, target.tokenizer, _ends(target, wish)).finder if wish.stops else None
+    return Limits(wish.max_new_tokens, stop_ids, target.context_limit, new_finder)
 
 
-def _find_stop(target: "Target", texts: Sequence[str]) -> "FindStop | None":
-    """The stop strings as the loop takes them."""
-    from medusa_cli.decode.text import StopStrings
-
-    if not texts:
-        return None
-    stops = StopStrings(texts, target.tokenizer)
-
-    def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:
-        hit = stops.find(so_far, new)
-        return hit.num_new if hit else None
-
-    return find_stop
+def _ends(target: "Target", wish: Wish) -> frozenset[int]:
+    """Ids that end a turn and are no text; where they don't end it, those of them that are words are words."""
+    if not wish.ignore_eos:
+        return target.stop_ids
+    return frozenset(target.stop_ids & target.tokenizer.added_tokens_decoder.keys())
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Rows of any common layout as conversations. This file knows no tokenizer.
 
 A row's layout is told from its keys, in this order:
-messages       [{role, content}]
+messages       [{role, content}]; weight 0 or train false on an answer: it is not learnt
 conversations  [{from, value}], as ShareGPT writes it (either key takes either spelling)
 turns          [text], prompts only: the first is the prompt, as later ones need the answers between
 instruction    with input and output (Alpaca)
@@ -28,10 +28,14 @@ _LAYOUTS_HINT = "a row needs messages, conversations, turns, instruction/output,
 
 @dataclass(frozen=True)
 class Message:
-    """One turn. `role` is system, user, assistant, or text for plain text without roles."""
+    """One turn. `role` is system, user, assistant, or text for plain text without roles.
+
+    learnt   false for an answer that its row says is not to be learnt
+    """
 
     role: str
     content: str
+    learnt: bool = True
 
 
 @dataclass(frozen=True)
@@ -231,7 +235,18 @@ def _turn(entry: Any, name: str) -> Message:
     role = _text(entry.get(role_key), f"{name}.{role_key}").strip().lower()
     if role not in _ROLES:
         raise BadRow(f"unknown role '{role}'", f"{name}.{role_key}", hint=f"roles are {', '.join(_ROLES)}")
-    return Message(_ROLES[role], _text(entry.get(content_key), f"{name}.{content_key}"))
+    content = _text(entry.get(content_key), f"{name}.{content_key}")
+    return Message(_ROLES[role], content, _is_learnt(entry, name) or _ROLES[role] != "assistant")
+
+
+def _is_learnt(entry: Mapping[str, Any], name: str) -> bool:
+    """What `weight` (0 or 1) and `train` say, where they are there."""
+    weight, train = entry.get("weight"), entry.get("train")
+    if weight is not None and (isinstance(weight, str) or weight not in (0, 1)):
+        raise BadRow("a weight other than 0 and 1, which is not followed", f"{name}.weight")
+    if train is not None and not isinstance(train, bool):
+        raise BadRow(f"true or false expected, found {type(train).__name__}", f"{name}.train")
+    return weight != 0 and train is not False
 
 
 def _prompts_only(row: Mapping[str, Any]) -> list[Message]:

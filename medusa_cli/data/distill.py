@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from medusa_cli.data.conversations import BadRow, Message
+from medusa_cli.data.template import render, takes_parts
 from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.recipe import DataSettings
 
@@ -62,16 +64,23 @@ def user_prefix(tokenizer: Any) -> str:
     """What the chat template puts before a user's first text; empty for a base model, which starts from nothing."""
     if not getattr(tokenizer, "chat_template", None):
         return ""
-    messages = [{"role": "user", "content": SENTINEL}]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    messages = [Message("user", SENTINEL)]
+    try:
+        rendered = render(tokenizer, messages, opening=True, parts=takes_parts(tokenizer, messages))
+    except BadRow as fault:
+        raise fault.at("prompts of the model's own") from fault
     before, found, _ = rendered.partition(SENTINEL)
     if not found:
         raise DataError("the chat template changes the user's text", "give prompts in a file with --dataset FILE")
     return before
 
 
-def write_prompts(wanted: Sequence[Steered], file: Path, tokenizer: Any, write: Write) -> Generator[int, None, None]:
+def write_prompts(
+    wanted: Sequence[Steered], file: Path, tokenizer: Any, write: Write, ends: frozenset[int] = frozenset()
+) -> Generator[int, None, None]:
     """Append a prompt to `file` for every one still missing; yields how many tokens each new one took.
+
+    ends   ids with which the model ends a turn: they are no text
 
     Raises TrainingError when the disk takes no more.
     """
@@ -79,7 +88,8 @@ def write_prompts(wanted: Sequence[Steered], file: Path, tokenizer: Any, write: 
     missing = [one for one in wanted if one.id not in done]
     for written in write(missing):
         one = missing[written.index]
-        text = tokenizer.decode(written.token_ids, skip_special_tokens=True)
+        shown = [index for index in written.token_ids if index not in ends]
+        text = tokenizer.decode(shown, skip_special_tokens=True)
         opening = one.opening.rstrip(" ")
         append_row(file, {"id": one.id, "prompt": (opening + text).strip(), "tokens": len(written.token_ids)})
         yield len(written.token_ids)

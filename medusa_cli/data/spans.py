@@ -8,18 +8,18 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
-from jinja2.exceptions import TemplateError
-
 from medusa_cli.data.conversations import BadRow, Message
+from medusa_cli.data.template import MARKER, SILENT_HINT, applied, render
 
-_MARKER = "\ue000\ue001\ue000"
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
-UNSTABLE = "the chat template renders an answer differently once the chat goes on"
-UNSTABLE_HINT = "use a template with {% generation %} tags, or one that renders each message the same way everywhere"
+_UNSTABLE = "the chat template renders an answer differently once the chat goes on"
+_UNSTABLE_HINT = "use a template with {% generation %} tags, or one that renders each message the same way everywhere"
 _SILENT = "the chat template leaves the assistant's words out"
-_SILENT_HINT = "use the chat template that the model was trained with"
+_ANEW_HINT = "have the model answer itself (--answers-from self): its own answers begin where these words end"
 
 
 @dataclass(frozen=True)
@@ -36,48 +36,34 @@ def encode(tokenizer: Any, rendered: str) -> list[int]:
     return list(tokenizer(rendered, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as a chat template takes them."""
-    return [{"role": message.role, "content": message.content} for message in messages]
-
-
-def render(tokenizer: Any, messages: Sequence[Message], *, opening: bool) -> str:
-    """The chat template's text; `opening` adds the words that open the assistant's turn."""
-    try:
-        return str(
-            tokenizer.apply_chat_template(
-                as_dicts(messages), tokenize=False, add_generation_prompt=opening, return_dict=False
-            )
-        )
-    except TemplateError as error:
-        raise BadRow(
-            f"the chat template refuses it ({error})", "messages", hint="the model takes no such sequence of roles"
-        ) from error
-
-
-def answer_spans(tokenizer: Any, messages: Sequence[Message], text: str) -> list[Span] | None:
-    """Where each non-blank answer is in `text`, or None when the rendering of prefixes doesn't tell."""
+def answer_spans(tokenizer: Any, messages: Sequence[Message], text: str, *, parts: bool) -> list[Span] | None:
+    """Where each answer that is to be learnt is in `text`, or None when the rendering of prefixes doesn't tell."""
     spans = []
-    for index, message in enumerate(messages):
-        if message.role != "assistant" or not message.content.strip():
-            continue
-        span = _answer_span(tokenizer, messages[: index + 1], text)
+    for place in learnt_places(messages):
+        span = _answer_span(tokenizer, messages[: place + 1], text, parts=parts)
         if span is None:
             return None
         spans.append(span)
     return spans
 
 
-def _answer_span(tokenizer: Any, messages: Sequence[Message], text: str) -> Span | None:
+def learnt_places(messages: Sequence[Message]) -> list[int]:
+    """Which messages are answers to learn."""
+    return [
+        place for place, one in enumerate(messages) if one.role == "assistant" and one.learnt and one.content.strip()
+    ]
+
+
+def _answer_span(tokenizer: Any, messages: Sequence[Message], text: str, *, parts: bool) -> Span | None:
     """Where the last of `messages`, an answer, is in `text`, which may go on after it."""
-    opening = render(tokenizer, messages[:-1], opening=True)
-    through = render(tokenizer, messages, opening=False)
-    marked = render(tokenizer, [*messages[:-1], Message("assistant", _MARKER)], opening=False)
-    if _MARKER not in marked:
-        raise BadRow(_SILENT, "messages", hint=_SILENT_HINT)
+    opening = render(tokenizer, messages[:-1], opening=True, parts=parts)
+    through = render(tokenizer, messages, opening=False, parts=parts)
+    marked = render(tokenizer, [*messages[:-1], Message("assistant", MARKER)], opening=False, parts=parts)
+    if MARKER not in marked:
+        raise BadRow(_SILENT, "messages", hint=SILENT_HINT)
     if not (text.startswith(opening) and through.startswith(opening) and marked.startswith(opening)):
         return None
-    before, marker, after = marked[len(opening) :].partition(_MARKER)
+    before, marker, after = marked[len(opening) :].partition(MARKER)
     if not marker or not through.endswith(after):
         return None
     answer = through[len(opening) : len(through) - len(after)].removeprefix(before)
@@ -90,24 +76,44 @@ def _answer_span(tokenizer: Any, messages: Sequence[Message], text: str) -> Span
     return None
 
 
-def turn_enders(tokenizer: Any) -> frozenset[int]:
-    """Special tokens that may end a turn: all but the one that only begins a text."""
+def why_no_spans(tokenizer: Any, messages: Sequence[Message], *, parts: bool) -> BadRow:
+    """Why rendering doesn't show where the answers are."""
+    for place in learnt_places(messages):
+        before, through = messages[:place], messages[: place + 1]
+        said = render(tokenizer, through, opening=False, parts=parts)
+        opening = render(tokenizer, before, opening=True, parts=parts)
+        history = render(tokenizer, before, opening=False, parts=parts)
+        # templates of models that think open the turn with <think>, and forget it once there is an answer
+        if said.startswith(history) and opening.startswith(history) and not said.startswith(opening):
+            lacking = opening[len(os.path.commonprefix([said, opening])) :]
+            return BadRow(
+                f"the chat template opens the assistant's turn with {lacking[-60:]!r}, and leaves that out before an "
+                "answer that is given",
+                "messages",
+                hint=_ANEW_HINT,
+            )
+    return BadRow(_UNSTABLE, "messages", hint=_UNSTABLE_HINT)
+
+
+def turn_enders(tokenizer: Any, ends: frozenset[int]) -> frozenset[int]:
+    """What may end a turn: `ends`, where the model stops, and special tokens, but the one that only begins a text."""
     special = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= set(tokenizer.all_special_ids)
     if tokenizer.bos_token_id != tokenizer.eos_token_id:
         special.discard(tokenizer.bos_token_id)
-    return frozenset(special)
+    return frozenset(special) | ends
 
 
-def learnt_by_spans(tokenizer: Any, text: str, spans: Sequence[Span]) -> tuple[list[int], list[bool]]:
-    """Ids of the rendered text, and for each whether it is learnt: where a span or its end-of-turn token is."""
+def learnt_by_spans(
+    tokenizer: Any, text: str, spans: Sequence[Span], enders: frozenset[int]
+) -> tuple[list[int], list[bool]]:
+    """Ids of the rendered text, and for each whether it is learnt: where a span or the one of `enders` after it is."""
     if tokenizer.is_fast:
         encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
     else:
         ids = encode(tokenizer, text)
         offsets = []
-    enders = turn_enders(tokenizer)
     supervised = [False] * len(ids)
     for span in spans:
         if tokenizer.is_fast:
@@ -150,16 +156,33 @@ def _with_ender(tokenizer: Any, ids: Sequence[int], past: int, limit: int, ender
     return past
 
 
-def learnt_by_tags(tokenizer: Any, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """Ids and mask from a template's {% generation %} tags, each run stretched over its end-of-turn token."""
+def learnt_by_tags(
+    tokenizer: Any, messages: Sequence[Message], enders: frozenset[int], *, parts: bool
+) -> tuple[list[int], list[bool]]:
+    """Ids and mask from a template's {% generation %} tags, each run stretched over the one of `enders` after it."""
     if not tokenizer.is_fast:
-        raise BadRow("{% generation %} tags need a fast tokenizer", "messages", hint=UNSTABLE_HINT)
-    encoded = tokenizer.apply_chat_template(
-        as_dicts(messages), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        raise BadRow("{% generation %} tags need a fast tokenizer", "messages", hint=_UNSTABLE_HINT)
+    encoded = applied(
+        tokenizer, messages, parts=parts, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
-    ids, supervised = list(encoded["input_ids"]), [bool(learnt) for learnt in encoded["assistant_masks"]]
-    enders = turn_enders(tokenizer)
+    ids, tagged = list(encoded["input_ids"]), [bool(learnt) for learnt in encoded["assistant_masks"]]
+    supervised = _of_learnt(messages, tagged)
     for index in range(1, len(ids)):
         if supervised[index - 1] and ids[index - 1] not in enders and ids[index] in enders:
             supervised[index] = True
     return ids, supervised
+
+
+def _of_learnt(messages: Sequence[Message], tagged: Sequence[bool]) -> list[bool]:
+    """The tagged runs, one for each answer that says something, without those of answers that are not to be learnt."""
+    said = [message for message in messages if message.role == "assistant" and message.content.strip()]
+    if all(message.learnt for message in said):
+        return list(tagged)
+    runs = [[place for place, _ in run] for learnt, run in groupby(enumerate(tagged), itemgetter(1)) if learnt]
+    if len(runs) != len(said):
+        raise BadRow("the {% generation %} tags don't show which answer is which", "messages", hint=_UNSTABLE_HINT)
+    supervised = [False] * len(tagged)
+    for message, run in zip(said, runs, strict=True):
+        for place in run:
+            supervised[place] = message.learnt
+    return supervised

@@ -3,22 +3,23 @@
 Learnt are exactly the tokens of the assistant's words and the token that ends each turn; spans.py finds them.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from medusa_cli.data.conversations import BadRow, Conversation, Counts, Message, OnBadRow
 from medusa_cli.data.spans import (
     GENERATION_TAG,
-    UNSTABLE,
-    UNSTABLE_HINT,
     answer_spans,
     encode,
     learnt_by_spans,
     learnt_by_tags,
-    render,
     turn_enders,
+    why_no_spans,
 )
+from medusa_cli.data.template import render, takes_parts, template_text
 from medusa_cli.errors import DataError
 
 # Above this share of learnt tokens no prompt was seen: the data has none, or the roles were misread.
@@ -44,15 +45,18 @@ def tokenize(
     max_length: int,
     counts: Counts,
     on_bad_row: OnBadRow = "skip",
+    ends: frozenset[int] = frozenset(),
 ) -> Iterator[Tokens]:
     """Samples of at most `max_length` tokens, each with something to learn.
+
+    ends   ids with which the model ends a turn, beside the tokenizer's special tokens
 
     What is left out or shortened is in `counts`. Raises BadRow for a row the template refuses when `on_bad_row` is
     "fail", and DataError when no sample comes out at all.
     """
     for conversation in conversations:
         try:
-            whole = conversation_tokens(tokenizer, conversation)
+            whole = conversation_tokens(tokenizer, conversation, ends)
         except BadRow as fault:
             if on_bad_row == "fail":
                 raise
@@ -74,37 +78,38 @@ def tokenize(
         raise DataError(f"0 usable rows; {counts.describe()}", "check the data, the template and --max-seq-length")
 
 
-def conversation_tokens(tokenizer: Any, conversation: Conversation) -> Tokens:
+def conversation_tokens(tokenizer: Any, conversation: Conversation, ends: frozenset[int] = frozenset()) -> Tokens:
     """All tokens of one conversation up to its last answer.
 
-    Plain text, and any conversation under a tokenizer without a chat template, is tokenised as the tokenizer
-    likes, and all but the first token is learnt. Raises BadRow when the template refuses the messages, or when
-    its rendering doesn't show where the answers are.
+    Plain text, and any conversation under a tokenizer without a chat template, is tokenised as the tokenizer likes.
+    All of it is learnt but its first token and answers that are not to be learnt. Raises BadRow when the template
+    refuses the messages, or when its rendering doesn't show where the answers are.
     """
     if _is_plain(tokenizer, conversation):
-        ids = _plain_ids(tokenizer, conversation.messages)
-        return Tokens(ids, [index > 0 for index in range(len(ids))])
+        return _plain_tokens(tokenizer, conversation)
     messages = conversation.messages
     while messages and messages[-1].role != "assistant":
         messages = messages[:-1]
     if not messages:
         return Tokens([], [])
+    enders = turn_enders(tokenizer, ends)
     try:
-        text = render(tokenizer, messages, opening=False)
-        spans = answer_spans(tokenizer, messages, text)
+        parts = takes_parts(tokenizer, messages)
+        text = render(tokenizer, messages, opening=False, parts=parts)
+        spans = answer_spans(tokenizer, messages, text, parts=parts)
         if spans is not None:
-            ids, learnt = learnt_by_spans(tokenizer, text, spans)
-        elif GENERATION_TAG.search(tokenizer.get_chat_template()):
-            ids, learnt = learnt_by_tags(tokenizer, messages)
+            ids, learnt = learnt_by_spans(tokenizer, text, spans, enders)
+        elif GENERATION_TAG.search(template_text(tokenizer)):
+            ids, learnt = learnt_by_tags(tokenizer, messages, enders, parts=parts)
         else:
-            raise BadRow(UNSTABLE, "messages", hint=UNSTABLE_HINT)
+            raise why_no_spans(tokenizer, messages, parts=parts)
     except BadRow as fault:
         raise fault.at(conversation.place) from fault
     if conversation.only_last:
         learnt = _last_run(learnt)
-    if conversation.unfinished and True in learnt:
+    if conversation.unfinished and messages[-1].learnt and True in learnt:
         last = len(learnt) - 1 - learnt[::-1].index(True)
-        learnt[last] = ids[last] not in turn_enders(tokenizer)
+        learnt[last] = ids[last] not in enders
     return Tokens(ids, learnt)
 
 
@@ -118,7 +123,8 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], *, chat: bool) -> li
     """
     if chat and tokenizer.chat_template:
         try:
-            ids = encode(tokenizer, render(tokenizer, messages, opening=True))
+            parts = takes_parts(tokenizer, messages)
+            ids = encode(tokenizer, render(tokenizer, messages, opening=True, parts=parts))
         except BadRow as fault:
             raise fault.at("the prompt") from fault
     else:
@@ -149,6 +155,20 @@ def _is_plain(tokenizer: Any, conversation: Conversation) -> bool:
 def _plain_ids(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
     """The contents, joined by blank lines, with the tokenizer's own special tokens."""
     return list(tokenizer("\n\n".join(message.content for message in messages), verbose=False)["input_ids"])
+
+
+def _plain_tokens(tokenizer: Any, conversation: Conversation) -> Tokens:
+    """The contents as `_plain_ids`, learnt but for the first token and for messages that are not to be learnt."""
+    messages = conversation.messages
+    if all(message.learnt for message in messages):
+        ids = _plain_ids(tokenizer, messages)
+        return Tokens(ids, [index > 0 for index in range(len(ids))])
+    if not tokenizer.is_fast:
+        raise BadRow("turns that are not to be learnt need a fast tokenizer", "messages").at(conversation.place)
+    encoded = tokenizer("\n\n".join(one.content for one in messages), return_offsets_mapping=True, verbose=False)
+    starts = [0, *accumulate(len(message.content) + 2 for message in messages)]
+    of = [bisect_right(starts, start) - 1 for start, _ in encoded["offset_mapping"]]
+    return Tokens(list(encoded["input_ids"]), [index > 0 and messages[place].learnt for index, place in enumerate(of)])
 
 
 def _last_run(learnt: Sequence[bool]) -> list[bool]:

@@ -23,7 +23,8 @@ LEND_FROM = 4  # tokens a shared beginning must have: copying less costs more th
 Lendable = Callable[[int, int, int], int]
 """(a row's prompt tokens, its committed tokens, tokens of a prompt that joins) -> committed tokens that are the same"""
 
-FindStop = Callable[[Sequence[int], Sequence[int]], int | None]
+FindStop = Callable[[Sequence[int]], int | None]
+"""Told the new ids of one text, each once and in order: how many of these reach a stop string, or None."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,13 @@ class Limits:
     max_new_tokens  budget of new tokens, at least 1
     stop_ids        the text ends with the first of these, which belongs to it
     context_limit   prompt and text together hold at most this many tokens
-    find_stop       (ids so far, new ids) -> how many new ids reach a stop string, or None
+    new_finder      makes what finds stop strings, for each text its own
     """
 
     max_new_tokens: int
     stop_ids: frozenset[int] = frozenset()
     context_limit: int | None = None
-    find_stop: FindStop | None = None
+    new_finder: Callable[[], FindStop] | None = None
 
     def budget(self, prompt_tokens: int) -> int:
         """New tokens allowed after a prompt of this length."""
@@ -64,6 +65,9 @@ class Row:
     kept: list[int] = field(default_factory=list)
     num_nodes: list[int] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self._find_stop = self.limits.new_finder() if self.limits.new_finder else None
+
     @property
     def new_tokens(self) -> list[int]:
         """The text without its prompt."""
@@ -79,8 +83,8 @@ class Row:
         left = self.most_tokens - len(self.tokens)
         allowed = list(offered[:left])
         stop = next((place + 1 for place, token in enumerate(allowed) if token in self.limits.stop_ids), None)
-        if self.limits.find_stop is not None:
-            text_stop = self.limits.find_stop(self.new_tokens, allowed[:stop])
+        if self._find_stop is not None:
+            text_stop = self._find_stop(allowed[:stop])
             stop = text_stop if text_stop is not None else stop
         if stop is not None:
             allowed, self.finish_reason = allowed[:stop], "stop"

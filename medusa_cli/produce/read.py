@@ -18,7 +18,8 @@ READ_TOKENS = 4096  # tokens of one forward
 def tokenized(stage: Stage, conversations: Iterable[Conversation], counts: Counts) -> list[Tokens]:
     """These conversations as the recipe wants them, counted; raises as `tokenize`."""
     bad, longest = stage.recipe.data.on_bad_row, stage.longest_text
-    return list(tokenize(stage.target.tokenizer, conversations, max_length=longest, counts=counts, on_bad_row=bad))
+    tokenizer, ends = stage.target.tokenizer, stage.target.stop_ids
+    return list(tokenize(tokenizer, conversations, max_length=longest, counts=counts, on_bad_row=bad, ends=ends))
 
 
 def read_answers(stage: Stage, samples: Mapping[str, Tokens], whose: str) -> Gathered:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from medusa_cli.data.template import template_text
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.model import Target
 from medusa_cli.train.store import HiddenStore
@@ -40,7 +41,7 @@ class Stage:
         tokenizer = self.target.tokenizer
         if not tokenizer.chat_template:
             return None
-        return hashlib.sha256(tokenizer.get_chat_template().encode()).hexdigest()[:16]
+        return hashlib.sha256(template_text(tokenizer).encode()).hexdigest()[:16]
 
 
 def open_store(stage: Stage, folder: Path) -> HiddenStore:

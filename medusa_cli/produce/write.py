@@ -130,7 +130,7 @@ def _write_prompts(stage: Stage, file: Path) -> None:
 
     stage.on_progress("prompts", done, len(wanted), 0)
     tokens = 0
-    with closing(write_prompts(wanted, file, target.tokenizer, write)) as counts:
+    with closing(write_prompts(wanted, file, target.tokenizer, write, target.stop_ids)) as counts:
         for count, new in enumerate(counts, start=1):
             tokens += new
             stage.on_progress("prompts", done + count, len(wanted), tokens)

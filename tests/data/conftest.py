@@ -54,7 +54,34 @@ _DEAF = (
 )
 
 
+# Reads a message as parts only, as templates of models that see pictures do.
+_PARTS = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' }}"
+    "{% for part in message.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+# As DeepSeek R1: opens a turn with <think>, and keeps of an answer what follows the thoughts.
+_R1 = (
+    "{% for message in messages %}{% if message.role == 'user' %}{{ '<|im_start|>' + message.content }}"
+    "{% else %}{{ '<|im_end|>' + message.content.split('</think>')[-1] + '</s>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_end|><think>\n' }}{% endif %}"
+)
+# Ends a turn with a token that the tokenizer calls a word.
+_TURNS = (
+    "{% for message in messages %}{{ message.role + ': ' + message.content + '<|turn|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
 TEMPLATES = {
+    "parts": _PARTS,
+    "r1": _R1,
+    "turns": _TURNS,
+    "adds": "{{ messages[0].content + 1 }}",
+    "includes": "{% include 'other.jinja' %}",
+    "broken": "{% for message in messages %}",
+    "divides": "{{ 1 / 0 }}",
+    "deep": "{% for a in [1] %}" * 30 + "{% endfor %}" * 30,
     "chatml": _CHATML,
     "inst": _INST,
     "bare": _BARE,

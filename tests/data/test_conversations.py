@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from medusa_cli.data.asked import asked_turns
 from medusa_cli.data.conversations import BadRow, Conversation, Counts, Message, read_conversations
 from medusa_cli.errors import DataError
 
@@ -41,6 +42,37 @@ def read(source: str, counts: Counts | None = None, **options: Any) -> list[Conv
 )
 def test_every_layout_gives_the_same_messages(tmp_path: Path, row: dict) -> None:
     assert read(jsonl(tmp_path, row))[0].messages == ASKED
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [({"weight": 0}, False), ({"weight": 1.0}, True), ({"train": False}, False), ({"train": True}, True), ({}, True)],
+)
+def test_a_turn_says_whether_it_is_learnt(tmp_path: Path, said: dict, wanted: bool) -> None:
+    for asked, answered in (({"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}),
+                            ({"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"})):  # fmt: skip
+        [row] = read(jsonl(tmp_path, {"messages": [asked | said, answered | said]}))
+        assert [message.learnt for message in row.messages] == [True, wanted], "what a user says is never learnt"
+
+
+@pytest.mark.parametrize(
+    ("said", "field"), [({"weight": 0.5}, "weight"), ({"weight": "0"}, "weight"), ({"train": 0}, "train")]
+)
+def test_a_wish_about_learning_that_can_t_be_followed_is_a_bad_row(tmp_path: Path, said: dict, field: str) -> None:
+    row = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo", **said}]}
+    with pytest.raises(BadRow, match=rf"messages\[1\].{field}"):
+        read(jsonl(tmp_path, row), on_bad_row="fail")
+
+
+def test_a_turn_whose_answer_is_not_to_be_learnt_is_not_asked() -> None:
+    turns = [
+        Message("user", "a"),
+        Message("assistant", "b", learnt=False),
+        Message("user", "c"),
+        Message("assistant", "d"),
+    ]
+    asked = asked_turns([Conversation(turns, "x", 1), Conversation(turns[:1], "y", 2)], most=9)
+    assert list(asked.values()) == [turns[:3], turns[:1]]
 
 
 def test_a_system_message_comes_first(tmp_path: Path) -> None:

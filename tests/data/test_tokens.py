@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 from transformers import PythonBackend
 
 from medusa_cli.data.conversations import BadRow, Conversation, Counts, Message
@@ -120,6 +121,41 @@ def test_the_end_of_an_answer_that_was_cut_off_is_not_learnt(make: Any, learnt: 
     # where no token ends a turn, the last one learnt is a word and stays
     bare = learnt_text(learnt, make("bare"), cut)
     assert [run.strip() for run in bare] == ["It is blue.", "The end."]
+
+
+def masked(*places: int) -> Conversation:
+    """The two turns, with these messages not to be learnt."""
+    messages = [replace(one, learnt=place not in places) for place, one in enumerate(TWO_TURNS.messages)]
+    return replace(TWO_TURNS, messages=messages)
+
+
+@pytest.mark.parametrize("template", ["chatml", "thinking", "tagged", "parts"])
+def test_an_answer_that_its_row_says_is_not_to_be_learnt_is_not(make: Any, learnt: Any, template: str) -> None:
+    tokenizer = make(template)
+    assert learnt_text(learnt, tokenizer, masked(1)) == ["The end.<|im_end|>"]
+    assert learnt_text(learnt, tokenizer, masked(3)) == ["It is blue.<|im_end|>"]
+    assert learnt_text(learnt, tokenizer, masked(1, 3)) == []
+    assert conversation_tokens(tokenizer, masked(1)).ids == conversation_tokens(tokenizer, TWO_TURNS).ids
+
+
+def test_a_base_model_learns_all_but_what_is_not_to_be_learnt(make: Any, learnt: Any) -> None:
+    assert learnt_text(learnt, make(None), masked(1)) == ["What is it?\n\n", "And then?\n\nThe end."]
+    assert conversation_tokens(make(None), masked(1)).ids == conversation_tokens(make(None), TWO_TURNS).ids
+
+
+def test_a_word_that_ends_a_turn_is_learnt_where_the_model_stops_at_it(make: Any, learnt: Any) -> None:
+    tokenizer = make("turns")
+    tokenizer.add_tokens([AddedToken("<|turn|>", special=False)])
+    ends = frozenset({tokenizer.convert_tokens_to_ids("<|turn|>")})
+
+    def runs(**changes: Any) -> list[str]:
+        tokens = conversation_tokens(tokenizer, replace(TWO_TURNS, **changes), ends)
+        return [run.strip() for run in learnt(tokenizer, tokens.ids, tokens.supervised)]
+
+    assert runs() == ["It is blue.<|turn|>", "The end.<|turn|>"]
+    assert runs(unfinished=True) == ["It is blue.<|turn|>", "The end."]
+    samples = list(tokenize(tokenizer, [TWO_TURNS], max_length=200, counts=Counts(), ends=ends))
+    assert samples[0].supervised == conversation_tokens(tokenizer, TWO_TURNS, ends).supervised
 
 
 def test_emoji_and_hangul_answers_are_learnt_whole(make: Any, learnt: Any) -> None:

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +11,8 @@ from transformers import PreTrainedTokenizerFast
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.decode.text import StopStrings, decode_text
+from medusa_cli.decode.stop_strings import StopStrings
+from medusa_cli.decode.text import decode_text
 from medusa_cli.drafters.gathered import Budget, GatheredDrafter
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.none import NoDrafter
@@ -88,13 +88,7 @@ def test_a_stop_string_ends_the_text_wherever_tokens_and_steps_are_cut(
     answer = TEXTS().wanted(1)[0]
     text = decode_text(letters(), answer)
     stop = text[start : start + size]
-    stops = StopStrings([stop], letters())
-
-    def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:
-        hit = stops.find(so_far, new)
-        return None if hit is None else hit.num_new
-
-    limits = Limits(NUM_NEW, find_stop=find_stop)
+    limits = Limits(NUM_NEW, new_finder=StopStrings([stop], letters()).finder)
     (found,) = collect(Parts(TARGET(), drafter(TEXTS().texts, deep), Greedy()), TEXTS().prompts[:1], limits)
     # a token has two characters: the text ends with the token in which the stop string's last one is
     end = text.index(stop) + size

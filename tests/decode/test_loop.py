@@ -1,6 +1,6 @@
 """The loop: what is handed out, and who joins whom. On a tiny llama."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
@@ -90,10 +90,16 @@ def test_a_drafter_is_told_whenever_the_rows_are_no_longer_the_same() -> None:
 def test_rows_join_when_enough_are_free(join_at: int, prefilled: list[int], counter: Counter) -> None:
     lengths = {answer[0]: length for answer, length in zip(TEXTS().answers, (3, 7, 9), strict=True)}
 
-    def of_these_lengths(so_far: Sequence[int], new: Sequence[int]) -> int | None:
-        return len(new) if len(so_far) + len(new) == lengths[[*so_far, *new][0]] else None
+    def of_these_lengths() -> Callable[[Sequence[int]], int | None]:
+        told: list[int] = []
 
-    limits = Limits(NUM_NEW, find_stop=of_these_lengths)
+        def find_stop(new: Sequence[int]) -> int | None:
+            told.extend(new)
+            return len(new) if len(told) == lengths[told[0]] else None
+
+        return find_stop
+
+    limits = Limits(NUM_NEW, new_finder=of_these_lengths)
     prompts = [*TEXTS().prompts, *TEXTS().prompts]
     list(decode(Parts(TARGET(), NoDrafter(), Greedy()), prompts, limits, max_rows=3, join_at=join_at))
     assert counter.prefilled == prefilled

@@ -63,14 +63,15 @@ def test_a_stop_id_past_the_budget_is_not_seen() -> None:
 def test_the_earlier_of_stop_id_and_stop_string_ends_the_row(text_stop: int | None, wanted: list[int]) -> None:
     asked = []
 
-    def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:
-        asked.append((list(so_far), list(new)))
-        return text_stop
+    def find_stop(new: Sequence[int]) -> int | None:
+        asked.append(list(new))
+        return text_stop if len(asked) > 1 else None
 
-    row = row_of(Limits(20, frozenset({5}), find_stop=find_stop), new=[1, 2])
+    row = row_of(Limits(20, frozenset({5}), new_finder=lambda: find_stop))
+    row.take([1, 2])
     row.take([8, 5, 9])
     assert (row.new_tokens[2:], row.finish_reason) == (wanted, "stop")
-    assert asked == [([1, 2], [8, 5])], "a stop string is looked for in the answer, up to the first stop id"
+    assert asked == [[1, 2], [8, 5]], "a stop string is looked for in the answer, up to the first stop id"
 
 
 # --- rows of one run ---

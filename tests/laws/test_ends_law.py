@@ -19,7 +19,8 @@ from medusa_cli.contracts import AcceptanceRule, Step
 from medusa_cli.decode import loop
 from medusa_cli.decode.loop import Generation, Parts, collect, decode, generation_of
 from medusa_cli.decode.rows import Limits, Rows
-from medusa_cli.decode.text import StopStrings, TextStream
+from medusa_cli.decode.stop_strings import StopStrings
+from medusa_cli.decode.text import TextStream
 from medusa_cli.drafters import watched
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.target.model import Target
@@ -135,15 +136,8 @@ def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def assert_ends(texts: Texts, drafter: str, end: End, max_rows: int = 2) -> list[Generation]:
     """All that is written and told ends where plain decoding ends it; the third row joins when one has left."""
-    find_stop, stops = None, [] if end.stop_text is None else [end.stop_text]
-    if stops:
-        finder = StopStrings(stops, letters())
-
-        def find_stop(so_far: Sequence[int], new: Sequence[int]) -> int | None:
-            hit = finder.find(so_far, new)
-            return None if hit is None else hit.num_new
-
-    limits = Limits(end.max_new, end.stop_ids, end.context, find_stop)
+    stops = [] if end.stop_text is None else [end.stop_text]
+    limits = Limits(end.max_new, end.stop_ids, end.context, StopStrings(stops, letters()).finder if stops else None)
     streams = [TextStream(letters(), stops) for _ in texts.prompts]
     shown, gained = ([""] * len(streams), [[] for _ in streams])
     found: dict[int, Generation] = {}

@@ -1,10 +1,12 @@
 """Prompts and answers: what is asked, what is left out, and what a stop leaves behind."""
 
 import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from medusa_cli.data.distill import (
     Steered,
@@ -72,8 +74,19 @@ def test_a_base_model_starts_from_its_special_tokens_and_from_something_at_least
 def test_a_template_that_changes_the_user_s_text_is_refused() -> None:
     odd = Words()
     odd.apply_chat_template = lambda messages, **_: "always the same"  # type: ignore[method-assign]
+    with pytest.raises(DataError, match="leaves the user's words out"):
+        user_prefix(odd)
+    odd.apply_chat_template = lambda messages, **_: messages[0]["content"].replace("text", "TEXT")  # type: ignore
     with pytest.raises(DataError, match="changes the user's text"):
         user_prefix(odd)
+
+
+def test_an_id_that_ends_a_turn_is_no_word_of_a_prompt(tmp_path: Path) -> None:
+    def write(missing: Sequence[Steered]) -> Iterator[Written]:
+        yield Written(0, [4, 5, 9], "stop", torch.empty(0))
+
+    list(write_prompts([Steered(0, "Write ", [5])], tmp_path / "a", Words(), write, frozenset({9})))
+    assert json.loads((tmp_path / "a").read_text())["prompt"] == "Writeword word"
 
 
 def test_only_missing_prompts_are_written_and_a_line_cut_by_a_kill_is_one(tmp_path: Path) -> None:
