@@ -17,7 +17,7 @@ from medusa_cli.target import attention, compiled
 from medusa_cli.target.export import CannotExport
 from medusa_cli.target.graphs import GraphedForward, on_cuda
 from medusa_cli.target.model import Target
-from medusa_cli.target.quickest import is_quicker, quickest_layout, step_seconds
+from medusa_cli.target.quickest import is_quicker, quickest_layout, try_steps
 from medusa_cli.target.runner import why_no_blocks
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def attach_graphs(target: Target, *, by_measurement: bool = False) -> None:
 
     attach(True)
     try:
-        step_seconds(target)
+        try_steps(target)
         keep = not by_measurement or is_quicker(target, "graphs", attach)
     except RuntimeError as error:
         if not by_measurement:
