@@ -25,6 +25,7 @@ from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target.adapter import FOLDER as ADAPTER
 from medusa_cli.target.adapter import StoredAdapter, stored_adapter
+from medusa_cli.target.costs import correct, key_of
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
 from medusa_cli.target.runner import PLAIN
@@ -43,6 +44,7 @@ __all__ = [
     "adapter_of",
     "check_choice",
     "check_sampling",
+    "correct_costs",
     "find_heads",
     "in_shape",
     "lay_out_heads",
@@ -156,8 +158,18 @@ def _gathering(choice: DrafterChoice, heads: MedusaHeads | None, target: Target)
     sources: list[Source] = [] if choice.name in ("medusa", "hydra") else [Ngrams()]
     if heads is not None:
         sources.insert(0, (HydraGuesses if heads.config.type == "hydra" else HeadGuesses)(heads, size))
-    pace = Pace(step_costs(target)) if choice.speculate == "auto" else None
+    costs = step_costs(target) if choice.speculate == "auto" else None
+    pace = Pace(costs.seconds, costs.laps) if costs else None
     return GatheredDrafter(sources, Budget(size, pace), choice.name or "mixed")
+
+
+def correct_costs(drafter: Drafter, target: Target) -> None:
+    """Put right what is remembered of this target's steps by what they took while this drafter's texts were written.
+
+    For who was left alone meanwhile (util/busy.py): what neighbours took says nothing of the next run.
+    """
+    if isinstance(drafter, GatheredDrafter) and drafter.budget.pace is not None:
+        correct(key_of(target), drafter.seen.medians())
 
 
 def lay_out_heads(heads: MedusaHeads, target: Target) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medusa_cli.acceptance.greedy import Greedy
-from medusa_cli.assemble import DrafterChoice, DrafterName, adapter_for, load_drafter, load_target
+from medusa_cli.assemble import DrafterChoice, DrafterName, adapter_for, correct_costs, load_drafter, load_target
 from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed
 from medusa_cli.bench.compare import LLAMA_CPP
 from medusa_cli.bench.llama_cpp import LlamaCppArm, gguf_of
@@ -25,6 +25,7 @@ from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import RecipeError
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target.adapter import StoredAdapter
+from medusa_cli.target.attach import NOT_COMPILED, could_compile
 from medusa_cli.target.clock import now
 
 OTHERS: tuple[DrafterName, ...] = ("medusa", "hydra", "ngram", "mixed")
@@ -43,6 +44,7 @@ class Bench:
                    can't fit into memory
     notes          sentences about settings that had to be made alike
     fingerprint    of the target's weights
+    correct_costs  puts right what is remembered of steps by what they took; for a machine that was left alone
     """
 
     subject: str
@@ -57,6 +59,7 @@ class Bench:
     clock: Callable[[], float]
     notes: Sequence[str]
     fingerprint: str
+    correct_costs: Callable[[], None]
 
 
 def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[str], max_new_tokens: int) -> Bench:
@@ -83,6 +86,8 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
     llama = LlamaCppArm(gguf, stop, torch.get_num_threads()) if gguf else None
     hf_arms = _hf_arms(settings, adapter, names, target, stop)
     notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
+    if settings.runner == "auto" and could_compile(target):
+        notes.add(f"note: {NOT_COMPILED}.")
     if adapter:
         notes.add(f"note: every arm runs {target.name} with the adapter that the heads belong to.")
 
@@ -106,6 +111,7 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         clock=lambda: now(target.device),
         notes=sorted(notes),
         fingerprint=target.fingerprint,
+        correct_costs=lambda: correct_costs(drafters[subject], target),
     )
 
 

@@ -25,6 +25,7 @@ from medusa_cli import __version__
 from medusa_cli.cli.console import GateFailed, print_error
 from medusa_cli.errors import MedusaError
 from medusa_cli.launch import follows
+from medusa_cli.util.busy import spin_briefly
 
 # Modules with a function `command`, in the order of the help; medusa_cli.cli.train_heads is `medusa train-heads`.
 # A module with SUBCOMMANDS, functions named as they are called, is a group of them, and `command` says what it is for.
@@ -51,6 +52,7 @@ def main(args: Sequence[str] | None = None, commands: Iterable[str] = COMMANDS) 
     """Run the command line `args` (default: the process's own) and return the exit code."""
     args = list(sys.argv[1:] if args is None else args)
     _open_streams()
+    spin_briefly(os.environ)
     verbose = "--verbose" in args or "-v" in args or bool(os.environ.get("MEDUSA_TRACEBACK"))
     # of several processes that train together the first one speaks for all
     quiet = args[:1] == ["train-heads"] and follows(os.environ)

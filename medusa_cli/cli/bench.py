@@ -218,6 +218,7 @@ def measure(
     from medusa_cli.bench.prompt_set import BenchPrompt
     from medusa_cli.bench.report import build_report
     from medusa_cli.bench.run import Plan, run_bench, unsteady
+    from medusa_cli.util.busy import Meter
 
     bench = build()
     notes = [*bench.notes, *_odd_prompts(asked, bench)]
@@ -230,12 +231,18 @@ def measure(
         memory = KeptTrials(folder.path, rows, [arm.name for arm in bench.arms])
     plan = Plan(asked.num_warmups, asked.repeats, bench.stop, asked.batch_size)
     replies = (min(asked.num_warmups, len(rows)) + asked.repeats * len(rows)) * len(bench.arms)
+    meter = Meter()
     with console.progress("bench", replies, memory.num_replies if memory else 0) as bar:
         trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, _: bar.advance(done - bar.done), memory)
+    contention = meter.read()
+    if contention.busy:
+        notes.append(f"warning: the machine was {contention.in_words()}; figures in a quiet moment may differ.")
+    else:
+        bench.correct_costs()
     notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
     comparison = compare(trials, bench.subject, bench.setup.dtype, bench.logits_after)
     report = build_report(bench.setup, trials, bench.subject, comparison, notes)
-    report["run"] = {**asdict(origin), **asked.shape}
+    report["run"] = {**asdict(origin), **asked.shape, "contention": contention.document()}
     if folder:
         folder.finish(report)
     return report

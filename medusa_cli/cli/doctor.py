@@ -1,6 +1,7 @@
 """`medusa doctor`: what this machine and this model are like, and whether the model can verify trees at all."""
 
 import math
+import os
 import platform
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,7 +64,9 @@ def _examine(settings: "TargetSettings", heads: str | None, console: Console) ->
     from medusa_cli.errors import TargetError
     from medusa_cli.target.check import require, self_check
     from medusa_cli.target.load import load_unchecked
+    from medusa_cli.util.busy import Meter
 
+    meter = Meter()
     target = load_unchecked(settings, adapter_of(find_heads(heads, settings.model)))
     document = {**_machine(settings, target), **_model(target), "heads": _heads(heads, target)}
     if target.identity.adapter:
@@ -73,6 +76,9 @@ def _examine(settings: "TargetSettings", heads: str | None, console: Console) ->
     console.info("self-check: a tree and each of its paths …")
     result = self_check(target)
     document["self_check"] = asdict(result)
+    contention = meter.read()
+    document["contention"] = contention.document()
+    _show(console, "machine", contention.in_words())
     _show(console, "self-check", _verdict(result))
     try:
         require(target, result)
@@ -99,18 +105,22 @@ def _machine(settings: "TargetSettings", target: "Target") -> dict[str, Any]:
     """Where and how the model runs."""
     import torch
 
+    from medusa_cli.target.attach import could_compile
     from medusa_cli.target.runner import why_no_blocks
+    from medusa_cli.util.busy import how_threads_wait
 
     device = target.device
     return {
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
+        "threads_wait": how_threads_wait(os.environ),
         "dtype": target.dtype_name,
         "dtype_reason": _why_dtype(settings.dtype, device, target.dtype),
         "attention": target.identity.attention,
         "runner": target.identity.runner,
         "no_kernels": why_no_blocks(),
+        "could_compile": settings.runner == "auto" and could_compile(target),
     }
 
 

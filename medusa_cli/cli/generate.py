@@ -126,7 +126,8 @@ def command(
     if temperature == 0 and (top_p is not None or top_k):
         console.warn("--top-p and --top-k change nothing at --temperature 0: the best token is always taken")
     asked = _asked(prompt, prompt_file, system_prompt)
-    from medusa_cli.assemble import DrafterChoice, Sampling, check_choice, check_sampling
+    from medusa_cli.assemble import DrafterChoice, Sampling, check_choice, check_sampling, correct_costs
+    from medusa_cli.util.busy import Meter
 
     sampling = Sampling(acceptance, temperature, top_p, top_k, min_new_tokens, posterior_threshold, posterior_alpha)
     check_sampling(sampling)
@@ -134,7 +135,10 @@ def command(
     check_choice(choice, recipe.target.model)
     writer = _load(recipe, choice, sampling, console)
     wish = Wish(max_new_tokens, chat, tuple(stop or ()), ignore_eos, stream, check, batch_size)
+    meter = Meter()
     answers = write_answers(writer, asked, wish, console)
+    if not meter.read().busy:
+        correct_costs(writer.drafter, writer.target)
     documents = [_document(writer, answer, heads, recipe.seed, check) for answer in answers]
     console.print_json(documents[0] if prompt_file is None else documents, output_json)
     if check:

@@ -13,11 +13,13 @@ from typing import Protocol
 import torch
 
 from medusa_cli.contracts import Context, Draft, DraftHeads
-from medusa_cli.drafters.laps import Laps
+from medusa_cli.drafters.laps import Lap, Laps, Seen
 from medusa_cli.drafters.pace import Pace
 from medusa_cli.drafters.trie import ROOT, Picked, Trie, draft_of
 
-PLAIN_EVERY = 64  # steps
+# steps from a plain one to the next, and between tries of more guesses than seem to pay: soon at first, then rarely
+PLAIN_FIRST, PLAIN_EVERY = 8, 64
+TRY_FIRST, TRY_EVERY = 4, 256
 SLOWLY = 0.02  # weight of the latest step in how far chances are trusted
 FORGIVEN = 0.02  # of that, in a step without guesses
 LEAST_TRUST = 0.05  # guesses that are all wrong are still made where they are surest
@@ -40,6 +42,9 @@ class Budget:
     n guesses under each root bring 1 token and their chances summed, and take the seconds of a step of that size. At R
     tokens a second so far, the n is taken that is most tokens ahead of R: what the step brings, less R times what it
     takes. Chances are trusted as far as they came true lately. Without a pace, `size` nodes are always taken.
+
+    What is never tried can't be learnt. So the first step is plain and others are now and then, and now and then
+    about twice as many guesses are made as seem to pay: a table that calls them dear is found out.
     """
 
     def __init__(self, size: int, pace: Pace | None = None) -> None:
@@ -47,7 +52,8 @@ class Budget:
         self.pace = pace
         self._kept = self._hoped = 1.0  # guesses a step, and the chances they were given
         self._promised = 0.0
-        self._steps = 0
+        self._plain = _Turn(PLAIN_FIRST, PLAIN_EVERY, left=0)
+        self._more = _Turn(TRY_FIRST, TRY_EVERY, left=TRY_FIRST)
 
     @property
     def trust(self) -> float:
@@ -56,7 +62,7 @@ class Budget:
 
     def floor(self, num_rows: int) -> float:
         """A chance that pays for no node: sources needn't look for guesses below it."""
-        if self.pace is None or not self.size:
+        if self.pace is None or not self.size or self._more.due:
             return 0.0
         plain = self.pace.seconds(num_rows)
         cost = min((self.pace.seconds(num_rows * (n + 1)) - plain) / n for n in range(1, self.size + 1))
@@ -67,11 +73,17 @@ class Budget:
         most = min(self.size, max(map(len, chances)))
         if self.pace is None:
             return most
-        self._steps += 1
-        # without a plain step now and then nobody would notice that these have become cheap
-        count = 0 if self._steps % PLAIN_EVERY == 0 else self._best(self.pace, chances, most)
+        count = self._count(self.pace, chances, most)
         self._promised = sum(sum(row[:count]) for row in chances) / len(chances)
         return count
+
+    def _count(self, pace: Pace, chances: Sequence[Sequence[float]], most: int) -> int:
+        """What brings most, or what must be tried again."""
+        if self._plain.take():
+            return 0
+        most = most if pace.most is None else min(most, pace.most)
+        best = self._best(pace, chances, most)
+        return min(most, 2 * best + 1) if self._more.take(can=most > 0) else best
 
     def _best(self, pace: Pace, chances: Sequence[Sequence[float]], most: int) -> int:
         """The number of nodes that brings most."""
@@ -85,16 +97,38 @@ class Budget:
                 best, count = ahead, nodes
         return count
 
-    def saw(self, num_nodes: int, seconds: float, tokens: float) -> None:
-        """The last step verified so many nodes, took so long and brought each row so many tokens."""
+    def saw(self, num_nodes: int, lap: Lap) -> None:
+        """The last step verified so many nodes, roots included."""
         if self.pace is None:
             return
-        self.pace.saw(num_nodes, seconds, tokens)
+        self.pace.saw(num_nodes, lap.seconds, lap.tokens, guesses=self._promised > 0)
         if self._promised:
-            self._kept += SLOWLY * (tokens - 1 - self._kept)
+            self._kept += SLOWLY * (lap.tokens - 1 - self._kept)
             self._hoped += SLOWLY * (self._promised - self._hoped)
         else:  # no news: what was lost of trust comes back in time, and is tried again
             self._kept += SLOWLY * FORGIVEN * (self._hoped - self._kept)
+
+
+class _Turn:
+    """When something is to be done again: after `first` steps, then after twice as many each time, up to `every`."""
+
+    def __init__(self, first: int, every: int, *, left: int) -> None:
+        self._wait, self._every = first, every
+        self._left = left
+
+    @property
+    def due(self) -> bool:
+        """Whether it is to be done at the next step that can."""
+        return self._left <= 0
+
+    def take(self, can: bool = True) -> bool:
+        """A step more: whether it is done now."""
+        if self._left > 0 or not can:
+            self._left -= 1
+            return False
+        self._left = self._wait - 1
+        self._wait = min(self._every, 2 * self._wait)
+        return True
 
 
 class GatheredDrafter:
@@ -111,6 +145,7 @@ class GatheredDrafter:
         self.sources = sources
         self.budget = budget
         self.size = budget.size
+        self.seen = Seen()
         self._laps = Laps(clock)
         self._num_nodes = 0  # that the last step verified
 
@@ -124,7 +159,8 @@ class GatheredDrafter:
     def propose(self, context: Context) -> Draft:
         """One tree for each row; the root alone where nothing is likely enough. Reads guesses on the host."""
         if lap := self._laps.lap(context):
-            self.budget.saw(self._num_nodes, lap.seconds, lap.tokens)
+            self.budget.saw(self._num_nodes, lap)
+            self.seen.add(self._num_nodes, lap)
         tries = [Trie(tokens[-1]) for tokens in context.tokens]
         floor = self.budget.floor(len(tries))
         for source in self.sources:

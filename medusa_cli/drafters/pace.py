@@ -1,45 +1,109 @@
-"""What steps cost and bring here: measured once, corrected by every step since. Budgets decide by it.
+"""Step costs as decoding sees them: measured once, doubted from the first step on. Budgets decide by it.
 
 It knows no model and no draft, and is told the time.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log
+from statistics import median_low
 
-RECENT = 0.1  # weight of the latest step in what a step of its size costs
-SLOWLY = 0.02  # and in how fast the text grows
+LATEST = 9  # steps of a size whose middle one says what it costs: an interruption says nothing
+LEVEL = 5  # and steps of sizes that are known by now, whose middle one says how busy the machine is
+KNOWN = 2  # steps of a size that make it known
+SLOWLY = 0.02  # weight of the latest step in how fast the text grows
 OUTLIER = 3.0  # a step that took more than this many times its cost was interrupted; that says nothing
+FEW, EACH = 2, 2  # nodes of a row until steps confirm the costs: twice as many after every so many steps with guesses
 
 
 class Pace:
     """Seconds of a step by the nodes it verifies, and tokens a second so far.
 
-    first_N holds the seconds measured beforehand, by nodes of all rows together, roots included. Sizes between those
-    measured lie on a line, and every step seen moves all sizes a little: the machine may be busier than it was.
+    A step's cost is a table's, times what is common to all sizes (the level: the machine is busier than it was, the
+    text is longer), times what is the size's own (the table is wrong there). Both are medians of the latest steps, so
+    that a table which is ten times off is unlearnt in a few. Sizes not yet seen lean on their neighbours. The table
+    stands beside the first step of a size as one more opinion, and the lower of the two counts: what seems cheap is
+    tried, and what is tried is known.
+
+    first_N   seconds measured beforehand, by nodes of all rows together, roots included
+    laps_N    what steps took in earlier runs, by nodes; none: few nodes are taken until steps confirm the table
     """
 
-    def __init__(self, first_N: Mapping[int, float]) -> None:
+    def __init__(self, first_N: Mapping[int, float], laps_N: Mapping[int, float] | None = None) -> None:
         self._first = sorted(first_N.items())
-        self._seen: dict[int, float] = {}
-        self._drift = 1.0
+        self._sizes: dict[int, _Size] = {}
+        self._own: list[tuple[int, float]] = []  # what each size seen has of its own, as a logarithm; sizes ascend
+        self._now: dict[int, float] = {}  # costs as reckoned since the latest step
+        self._levels = deque([0.0], maxlen=LEVEL)
+        self._level = 0.0  # what is common to all sizes, as a logarithm
+        for nodes, seconds in (laps_N or {}).items():
+            self._sizes[nodes] = _Size(deque([log(seconds / _between(self._first, nodes))], maxlen=LATEST))
+        self._sum_up()
+        self._confirmed = bool(laps_N)
+        self._guessed = 0
+        self._steps = 0
         self._tokens, self._seconds = 1.0, self.seconds(1)
 
     @property
     def tokens_a_second(self) -> float:
         """Of a row, lately."""
-        return self._tokens / self._seconds
+        return self._tokens / (self._seconds * exp(self._level))
+
+    @property
+    def most(self) -> int | None:
+        """Nodes of a row, the root left out, that may be taken on trust; None: any number."""
+        return None if self._confirmed else FEW << (self._guessed // EACH)
 
     def seconds(self, nodes: int) -> float:
         """What a step of so many nodes costs, as far as is known."""
-        return self._seen.get(nodes) or self._drift * _between(self._first, nodes)
+        if nodes not in self._now:
+            self._now[nodes] = _between(self._first, nodes) * exp(self._level + _within(self._own, nodes))
+        return self._now[nodes]
 
-    def saw(self, nodes: int, seconds: float, tokens: float) -> None:
+    def saw(self, nodes: int, seconds: float, tokens: float, *, guesses: bool) -> None:
         """A step over so many nodes took so long and brought each row so many tokens."""
-        expected = self.seconds(nodes)
-        seconds = min(seconds, OUTLIER * expected)
-        self._seen[nodes] = expected + RECENT * (seconds - expected)
-        self._drift += RECENT * (seconds / _between(self._first, nodes) - self._drift)
-        self._tokens += SLOWLY * (tokens - self._tokens)
-        self._seconds += SLOWLY * (seconds - self._seconds)
+        said, own = log(max(seconds, 1e-9) / _between(self._first, nodes)), _within(self._own, nodes)
+        size = self._sizes.setdefault(nodes, _Size(deque([own], maxlen=LATEST)))
+        if (
+            size.count >= KNOWN or len(self._levels) <= KNOWN
+        ):  # what a new size takes is its own before it is everyone's
+            self._levels.append(said - own)
+            self._level = median_low(self._levels)
+        size.own.append(said - self._level)
+        size.count += 1
+        self._sum_up()
+        self._guessed += guesses
+        self._steps += 1
+        weight = max(SLOWLY, 1 / self._steps)
+        seconds = min(seconds, OUTLIER * self.seconds(nodes))
+        self._tokens += weight * (tokens - self._tokens)
+        self._seconds += weight * (seconds / exp(self._level) - self._seconds)
+
+    def _sum_up(self) -> None:
+        """Reckon anew after a step."""
+        self._own = [(nodes, median_low(size.own)) for nodes, size in sorted(self._sizes.items())]
+        self._now.clear()
+
+
+@dataclass
+class _Size:
+    """What the latest steps of a size had of their own, as logarithms, and how many there were."""
+
+    own: deque[float]
+    count: int = 0
+
+
+def _within(known: Sequence[tuple[int, float]], nodes: int) -> float:
+    """On the line between the neighbours; that of the nearest beyond the last, and 0 without any."""
+    below: tuple[int, float] | None = None
+    for size, value in known:
+        if size == nodes:
+            return value
+        if size > nodes:
+            return value if below is None else below[1] + (value - below[1]) * (nodes - below[0]) / (size - below[0])
+        below = (size, value)
+    return 0.0 if below is None else below[1]
 
 
 def _between(known: Sequence[tuple[int, float]], nodes: int) -> float:
@@ -48,4 +112,4 @@ def _between(known: Sequence[tuple[int, float]], nodes: int) -> float:
         if nodes <= high:
             return below + (above - below) * (nodes - low) / (high - low)
     (low, below), (high, above) = known[-2:] if len(known) > 1 else (known[0], known[0])
-    return above + ((above - below) / (high - low) * (nodes - high) if high > low else 0.0)
+    return above + (max(0.0, above - below) / (high - low) * (nodes - high) if high > low else 0.0)

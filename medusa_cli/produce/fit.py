@@ -66,7 +66,7 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
     counts = [count for count in COST_NODES if count <= largest + 1]
     costs = step_cost.measure(
         target, counts, context=COST_CONTEXT, rounds=COST_REPEATS, patience_s=math.inf, propose=drafter.propose
-    )
+    ).seconds
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)
     shape: DynamicShape | None = None
     if recipe.tree.size is None and largest:

@@ -73,7 +73,7 @@ class Probe:
             rounds=COST_ROUNDS,
             patience_s=COST_PATIENCE_S,
             propose=drafter.propose,
-        )
+        ).seconds
         return costs[num_nodes] / costs[1]
 
 

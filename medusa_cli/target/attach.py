@@ -17,8 +17,13 @@ from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention, compiled
 from medusa_cli.target.graphs import GraphedForward, on_cuda
 from medusa_cli.target.model import Target
-from medusa_cli.target.quickest import is_quicker, quickest_layout, step_seconds
+from medusa_cli.target.quickest import is_quicker, quickest_layout, try_steps
 from medusa_cli.target.runner import why_no_blocks
+
+NOT_COMPILED = (
+    "the compiled runner, most often the quickest, isn't built here: --runner compiled builds it once, in minutes, and "
+    "runner auto takes it from then on where it is quicker"
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +56,16 @@ def is_compiled(model: Any) -> bool:
         return False
     try:
         return compiled.is_built(compiled.folder_of(model))
+    except CannotCompile:
+        return False
+
+
+def could_compile(target: Target) -> bool:
+    """Whether `--runner compiled` may be had, and nobody asked for it on this machine: `auto` can't weigh it yet."""
+    if target.identity.runner not in ("blocks", "packed") or not target.attends_natively:
+        return False
+    try:
+        return not compiled.is_built(compiled.folder_of(target.model))
     except CannotCompile:
         return False
 
@@ -115,7 +130,7 @@ def attach_graphs(target: Target, *, by_measurement: bool = False) -> None:
 
     attach(True)
     try:
-        step_seconds(target)
+        try_steps(target)
         keep = not by_measurement or is_quicker(target, "graphs", attach)
     except RuntimeError as error:
         if not by_measurement:

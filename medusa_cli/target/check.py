@@ -6,28 +6,24 @@ written on across each length that the config names (target/crossing.py).
 Shape letters: B rows, N tree nodes, V vocabulary, L tokens of the longest path under one prompt.
 """
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 
-import medusa_cli
-from medusa_cli.atomic import write_atomically
 from medusa_cli.contracts import Draft
 from medusa_cli.errors import TargetError
-from medusa_cli.home import cache_home
+from medusa_cli.target.costs import key_of
 from medusa_cli.target.crossing import Crossing, cross, crossings
 from medusa_cli.target.model import Target
 from medusa_cli.target.thresholds import thresholds
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util import remembered
 
 # Siblings stand beside each other, so that a node that sees a sibling, or counts columns as positions, is found out.
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0))
@@ -71,13 +67,13 @@ def checked(target: Target) -> CheckResult:
 
     Raises TargetError, naming the model and the difference, when it fails.
     """
-    identity = _identity(target)
-    file = cache_home() / "checks" / f"{hashlib.sha256(identity.encode()).hexdigest()[:24]}.json"
-    result = _remembered(file)
-    if result is None:
-        result = self_check(target)
-        require(target, result)
-        _remember(file, identity, result)
+    key = {**key_of(target), "transformers": transformers.__version__, "lengths": str(thresholds(target.config))}
+    known = remembered.recall("checks", key, _read)
+    if known is not None:
+        return known.value
+    result = self_check(target)
+    require(target, result)
+    remembered.remember("checks", key, asdict(result))
     return result
 
 
@@ -226,35 +222,10 @@ def _difference(found_LV: Tensor, stock_LV: Tensor) -> Tensor:
     return difference_L.max()
 
 
-def _identity(target: Target) -> str:
-    """All that the outcome depends on, as JSON."""
-    return json.dumps(
-        {
-            "fingerprint": target.fingerprint,
-            "files": target.identity.files,
-            "config": target.config.to_json_string(),
-            "lengths": thresholds(target.config),
-            "attention": target.identity.attention,
-            "runner": target.identity.runner,
-            "dtype": str(target.dtype),
-            "device": target.device.type,
-            "transformers": transformers.__version__,
-            "torch": torch.__version__,
-            "medusa": medusa_cli.__version__,
-        }
-    )
-
-
-def _remembered(file: Path) -> CheckResult | None:
-    """The result in `file`; None when there is none that can be read."""
-    try:
-        return CheckResult(**json.loads(file.read_text(encoding="utf-8"))["result"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _remember(file: Path, identity: str, result: CheckResult) -> None:
-    """Write the result for the next load. Where nothing can be written, the next load checks again."""
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({"of": json.loads(identity), "result": asdict(result)}))
+def _read(value: Any) -> CheckResult:
+    """A result that was remembered. Raises ValueError and its like for something else."""
+    result = CheckResult(**value)
+    numbers = (result.max_difference, result.bound, result.num_tokens)
+    if not (result.ok is True and isinstance(result.past_window, bool) and all(map(math.isfinite, numbers))):
+        raise ValueError("no check that passed")
+    return result

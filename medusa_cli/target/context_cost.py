@@ -4,9 +4,8 @@ A step's time depends on how many keys and values it reads, not on which: so a l
 Shape letters: B rows, N nodes.
 """
 
-import statistics
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -15,9 +14,10 @@ from medusa_cli.errors import TargetError
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.clock import now
 from medusa_cli.target.model import Target
-from medusa_cli.target.step_cost import undisturbed
+from medusa_cli.target.step_cost import curve_of
 from medusa_cli.trees.contexts import ContextCost
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.timing import interleaved
 
 ROUNDS, PATIENCE_S = 7, 30.0  # rounds over all contexts and sizes, as long as patience lasts
 
@@ -55,25 +55,20 @@ def measure_contexts(
     check_contexts(target, contexts, counts[-1])
     committed = [_committed(target, context, counts[-1]) for context in contexts]
     cache = random_cache(target, max(committed), counts[-1])
-    tokens = torch.randint(0, target.real_vocab, (1, counts[-1]), device=target.device)
+    tokens = torch.arange(counts[-1], device=target.device)[None] % target.real_vocab
     drafts = {count: Draft(tokens[:, :count], TokenTree.chain(count - 1)) for count in counts}
-    seconds: dict[tuple[int, int], list[float]] = {(n, count): [] for n in range(len(contexts)) for count in counts}
-    started = time.perf_counter()
-    for round_ in range(rounds + 1):
-        for (n, count), times in seconds.items():
-            cache.drop(0)
-            cache.commit(slice(0, 1), [committed[n]])
-            begun = now(target.device)
-            target.verify(drafts[count], cache)
-            times.append(now(target.device) - begun)
-        if round_ and time.perf_counter() - started > patience_s:
-            break
-    # The first round warms up: allocations and kernels chosen once.
-    medians = {key: statistics.median(times[1:]) for key, times in seconds.items()}
+
+    def step(held: int, count: int) -> None:
+        cache.drop(0)
+        cache.commit(slice(0, 1), [held])
+        target.verify(drafts[count], cache)
+
+    work: dict[tuple[int, int], Callable[[], object]] = {
+        (n, count): partial(step, held, count) for n, held in enumerate(committed) for count in counts
+    }
+    times = interleaved(work, lambda: now(target.device), rounds=rounds, patience_s=patience_s)
     return [
-        ContextCost(
-            context, undisturbed({count: medians[n, count] for count in counts}), read_bytes(target, cache, held)
-        )
+        ContextCost(context, curve_of({count: times[n, count] for count in counts}), read_bytes(target, cache, held))
         for n, (context, held) in enumerate(zip(contexts, committed, strict=True))
     ]
 
@@ -89,9 +84,11 @@ def random_cache(target: Target, context: int, room: int) -> TreeCache:
     """A cache whose one row holds `context` tokens of random keys and values, with room for `room` nodes after them."""
     cache = target.new_cache(1, context + room)
     target.prefill([[0]], cache)  # layers take heads, width and dtype from the first token
+    # a generator of its own: what others draw later must not depend on what was measured
+    rng = torch.Generator(target.device).manual_seed(0)
     for layer in cache.layers:
-        layer.keys.normal_()
-        layer.values.normal_()
+        layer.keys.normal_(generator=rng)
+        layer.values.normal_(generator=rng)
     cache.drop(0)
     cache.commit(slice(0, 1), [context])
     return cache

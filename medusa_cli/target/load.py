@@ -16,6 +16,7 @@ from medusa_cli.target.adapter import StoredAdapter, merge
 from medusa_cli.target.attach import attach_forward, runner_for
 from medusa_cli.target.check import checked
 from medusa_cli.target.convert import converted
+from medusa_cli.target.costs import note_choice
 from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer, weights_identity
 from medusa_cli.target.masks import mask_kinds
 from medusa_cli.target.model import Identity, Target
@@ -82,6 +83,8 @@ def make_target(
     )
     target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
     attach_forward(target, by_measurement=settings.runner == "auto")
+    if settings.runner == "auto":
+        note_choice(target)
     return target
 
 

@@ -4,33 +4,33 @@ Layouts of the linear layers are held against each other over some layers of eve
 whole forwards (compiled, recorded) against the same target without them.
 """
 
-import hashlib
-import json
 import logging
 import math
-import statistics
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-import medusa_cli
-from medusa_cli.atomic import write_atomically
 from medusa_cli.contracts import Draft
-from medusa_cli.home import cache_home
 from medusa_cli.kernels.blocks import find_blocks
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.target.clock import now
-from medusa_cli.target.costs import machine_of
+from medusa_cli.target.costs import MOST_AGE, setting_of
 from medusa_cli.target.model import Target
+from medusa_cli.target.step_cost import MOST_SPREAD
 from medusa_cli.target.weights import num_weights
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util import remembered
+from medusa_cli.util.busy import Meter
+from medusa_cli.util.timing import Times, interleaved, widest_spread
 
+Way = TypeVar("Way", bound=Hashable)
+
+KIND = "runners"
 LEAST_NUMBERS = 2**22  # a clock can't tell the layouts of a smaller model apart: it gets the first
 AHEAD = 1.1  # what comes later in the order is taken when it is this much quicker: less may be noise
 ROWS = (1, 8)  # a plain step, and one with guesses
@@ -61,16 +61,7 @@ def is_quicker(target: Target, name: str, attach: Callable[[bool], None]) -> boo
         return True
     how = f"{target.identity.runner} {target.dtype_name} {target.identity.attention}"
     key = _key(name, target.fingerprint, how, target.device)
-
-    def measure() -> dict[str, float]:
-        seconds = {}
-        for what, on in ((name, True), (f"without {name}", False)):
-            attach(on)
-            seconds[what] = step_seconds(target)
-        attach(True)
-        return seconds
-
-    return chosen(_remembered(key, measure)) == name
+    return chosen(_remembered(key, lambda: forward_seconds(target, name, attach))) == name
 
 
 def chosen(seconds: Mapping[str, float]) -> str:
@@ -79,9 +70,20 @@ def chosen(seconds: Mapping[str, float]) -> str:
     return best if seconds[first] > AHEAD * seconds[best] else first
 
 
+@dataclass(frozen=True)
+class Compared:
+    """Seconds that each way takes over 1 node and over 8 together, the favourite first.
+
+    disturbed   others had the processor meanwhile, or rounds differ more than they do on a quiet machine
+    """
+
+    seconds: dict[str, float]
+    disturbed: bool
+
+
 @torch.inference_mode()
-def layout_seconds(layers: Sequence[nn.Linear], *, blocks: bool) -> dict[str, float]:
-    """Seconds that all these layers take in a plain step and in one over 8 nodes, by layout; the favourite first.
+def layout_seconds(layers: Sequence[nn.Linear], *, blocks: bool) -> Compared:
+    """What all these layers take in a plain step and in one over 8 nodes, by layout; rounds are interleaved.
 
     blocks   whether these can be had; they are tried where weights lie on a grid
     """
@@ -94,7 +96,25 @@ def layout_seconds(layers: Sequence[nn.Linear], *, blocks: bool) -> dict[str, fl
         layouts["blocks"] = lambda layer: packed_linear(layer.weight, layer.bias, blocks=True)
     layouts["packed"] = lambda layer: PackedLinear(layer.weight, layer.bias)
     layouts["eager"] = lambda layer: layer
-    return {name: sum(sample.seconds(lay) for sample in samples) for name, lay in layouts.items()}
+    meter, seconds, spread = Meter(), dict.fromkeys(layouts, 0.0), 0.0
+    for sample in samples:
+        times = _timed(sample.passes(layouts), layers[0].weight.device)
+        spread = max(spread, widest_spread(times))
+        for (name, _), each in times.items():
+            seconds[name] += sample.share * each.least
+    return Compared(seconds, spread > MOST_SPREAD or meter.read().busy)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """All layers of a sample in one layout, one after the other."""
+
+    layers: Sequence[nn.Module]
+    inputs: Tensor
+
+    def __call__(self) -> None:
+        for layer in self.layers:
+            layer(self.inputs)
 
 
 @dataclass(frozen=True)
@@ -110,80 +130,101 @@ class _Sample:
         enough = math.ceil(OUT_OF_CACHE / (4 * alike[0].weight.numel()))
         return cls(alike[:enough], len(alike))
 
+    @property
+    def share(self) -> float:
+        """Layers of this shape, for each one here."""
+        return self.out_of / len(self.layers)
+
     def lies_on_a_grid(self) -> bool:
         """Whether the weights of any can be stored as blocks."""
         return any(find_blocks(layer.weight) is not None for layer in self.layers)
 
-    def seconds(self, lay: Callable[[nn.Linear], nn.Module]) -> float:
-        """That all of this shape take, laid out so."""
-        laid_out = [lay(layer) for layer in self.layers]
+    def passes(self, layouts: Mapping[str, Callable[[nn.Linear], nn.Module]]) -> dict[tuple[str, int], _Pass]:
+        """All layers here in each layout, over each number of rows."""
+        laid_out = {name: [lay(layer) for layer in self.layers] for name, lay in layouts.items()}
         width = self.layers[0].in_features
         # none are drawn: what others draw later must not depend on whether this was remembered
-        return self.out_of * sum(_seconds_each(laid_out, torch.ones(rows, width)) for rows in ROWS)
+        return {(name, rows): _Pass(held, torch.ones(rows, width)) for name, held in laid_out.items() for rows in ROWS}
 
 
-def _seconds_each(layers: Sequence[nn.Module], inputs: Tensor) -> float:
-    """Of one of these layers, at the median over rounds through all of them."""
-    times = []
-    for _ in range(ROUNDS + 1):
-        begun = now(inputs.device)
-        for layer in layers:
-            layer(inputs)
-        times.append(now(inputs.device) - begun)
-    return statistics.median(times[1:]) / len(layers)
+@dataclass(frozen=True)
+class _Step:
+    """A step with a forward of another kind, or without."""
+
+    attach: Callable[[bool], None]
+    on: bool
+    target: Target
+    draft: Draft
+    cache: Any
+
+    def __call__(self) -> None:
+        self.attach(self.on)
+        self.target.verify(self.draft, self.cache)
 
 
 @torch.inference_mode()
-def step_seconds(target: Target) -> float:
-    """Of a plain step, and of one over 8 nodes, together: medians after one to warm up."""
+def forward_seconds(target: Target, name: str, attach: Callable[[bool], None]) -> Compared:
+    """What steps take with a forward of another kind, and without; rounds are interleaved. Afterwards it is in."""
+    work = {}
+    for way, on in ((name, True), (f"without {name}", False)):
+        attach(on)
+        cache = target.new_cache(1, 0)
+        target.prefill([[0]], cache)
+        for rows in ROWS:
+            work[way, rows] = _Step(attach, on, target, _draft(target, rows), cache)
+    meter = Meter()
+    times = _timed(work, target.device)
+    attach(True)
+    seconds = {way: sum(times[way, rows].least for rows in ROWS) for way in (name, f"without {name}")}
+    return Compared(seconds, widest_spread(times) > MOST_SPREAD or meter.read().busy)
+
+
+@torch.inference_mode()
+def try_steps(target: Target) -> None:
+    """A plain step and one over 8 nodes: raises what the target's forward raises."""
     cache = target.new_cache(1, 0)
     target.prefill([[0]], cache)
-    total = 0.0
     for rows in ROWS:
-        draft = Draft(torch.zeros(1, rows, dtype=torch.long, device=target.device), TokenTree.chain(rows - 1))
-        times = []
-        for _ in range(ROUNDS + 1):
-            begun = now(target.device)
-            target.verify(draft, cache)
-            times.append(now(target.device) - begun)
-        total += statistics.median(times[1:])
-    return total
+        target.verify(_draft(target, rows), cache)
+
+
+def _draft(target: Target, rows: int) -> Draft:
+    return Draft(torch.zeros(1, rows, dtype=torch.long, device=target.device), TokenTree.chain(rows - 1))
+
+
+def _timed(work: Mapping[Way, Callable[[], None]], device: torch.device) -> dict[Way, Times]:
+    return interleaved(work, lambda: now(device), rounds=ROUNDS)
 
 
 def _key(what: str, fingerprint: str, how: str, device: torch.device) -> dict[str, str]:
     """All that the outcome depends on."""
-    return {
-        "what": what,
-        "fingerprint": fingerprint,
-        "how": how,
-        "medusa": medusa_cli.__version__,
-        "torch": torch.__version__,
-        "machine": machine_of(device),
-        "threads": str(torch.get_num_threads()),
-    }
+    return {"what": what, "fingerprint": fingerprint, "how": how, **setting_of(device)}
 
 
-def _remembered(key: Mapping[str, str], measure: Callable[[], dict[str, float]]) -> dict[str, float]:
+def _remembered(key: remembered.Key, measure: Callable[[], Compared]) -> dict[str, float]:
     """Seconds by name: those of an earlier run, else measured now and kept. In the order of `measure`."""
-    text = json.dumps(key)
-    file = cache_home() / "runners" / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
-    seconds = _read(file)
-    said = logging.INFO if seconds is None else logging.DEBUG  # once, and to whoever asks for more
-    if seconds is None:
-        seconds = measure()
-        with suppress(OSError):  # a home that can't be written to costs the same moment again
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(file, json.dumps({"of": key, "seconds": seconds}))
+    fact = remembered.recall(KIND, key, _read)
+    if fact is not None and fact.age < MOST_AGE:
+        _say(logging.DEBUG, fact.value)  # it was said once; now to whoever asks for more
+        return fact.value
+    compared = measure()
+    if compared.disturbed:
+        logger.warning(
+            "the machine is busy: which runner is quickest was measured beside others, and soon will be again"
+        )
+    remembered.remember(KIND, key, {"seconds": compared.seconds}, disturbed=compared.disturbed)
+    _say(logging.INFO, compared.seconds)
+    return compared.seconds
+
+
+def _say(level: int, seconds: Mapping[str, float]) -> None:
     times = ", ".join(f"{name} {1000 * took:.1f} ms" for name, took in seconds.items())
-    logger.log(said, "measured for runner auto, steps over 1 and over 8 nodes together: %s", times)
+    logger.log(level, "measured for runner auto, steps over 1 and over 8 nodes together: %s", times)
+
+
+def _read(value: Any) -> dict[str, float]:
+    """Seconds by name. Raises ValueError and its like for something else."""
+    seconds = {str(name): float(took) for name, took in value["seconds"].items()}
+    if not seconds or not all(took > 0 and math.isfinite(took) for took in seconds.values()):
+        raise ValueError("no times")
     return seconds
-
-
-def _read(file: Path) -> dict[str, float] | None:
-    """What an earlier run measured; None when there is nothing, or nothing of use."""
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))["seconds"]
-        seconds = {str(name): float(took) for name, took in found.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-        return None
-    return seconds if seconds and all(took > 0 and math.isfinite(took) for took in seconds.values()) else None

@@ -3,53 +3,71 @@
 Shape letters: B rows, N nodes.
 """
 
-import hashlib
 import logging
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import accumulate
+from functools import partial
 
 import torch
 
-import medusa_cli
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.target.clock import now
-from medusa_cli.target.costs import Costs, keep, kept, machine_of
+from medusa_cli.target.costs import Costs, keep, kept, key_of, machine_of
 from medusa_cli.target.model import Target
+from medusa_cli.trees.build import never_falling
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.busy import Meter
+from medusa_cli.util.timing import Times, interleaved, widest_spread
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CONTEXT = 128
 ROUNDS, PATIENCE_S = 7, 5.0  # rounds over all sizes, as long as patience lasts
+MOST_SPREAD = 0.25  # of the least, by which the middle round takes longer on a quiet machine at most
 
 logger = logging.getLogger(__name__)
 
 
-def step_costs(target: Target) -> dict[int, float]:
-    """Median seconds of a step of one row by nodes verified, the root included."""
-    costs = kept(_key(target)) or measure_and_keep(target)
-    return costs.seconds
+@dataclass(frozen=True)
+class Measured:
+    """What steps took, least of all rounds, by nodes; and how far that can be trusted.
+
+    spread      by how much of the least the middle round took longer, at the size that was hit most
+    disturbed   others had the processor meanwhile
+    """
+
+    seconds: dict[int, float]
+    spread: float
+    disturbed: bool
+
+
+def step_costs(target: Target) -> Costs:
+    """Seconds of a step of one row by nodes verified, the root included: remembered, else measured now."""
+    return kept(key_of(target)) or measure_and_keep(target)
 
 
 def measure_and_keep(target: Target) -> Costs:
-    """Measure now, whatever is known, and remember it."""
+    """Measure now, whatever is known, and remember it; what was disturbed, for a short while only."""
     logger.info("measuring what a step costs on this machine: some seconds")
+    found = measure(target)
+    if found.disturbed:
+        logger.warning("the machine is busy: what a step costs was measured beside others, and soon will be again")
     costs = Costs(
-        seconds=measure(target),
+        seconds=found.seconds,
+        laps={},
+        spread=found.spread,
+        disturbed=found.disturbed,
         target=target.name,
         fingerprint=target.fingerprint,
         runner=target.identity.runner,
+        attention=target.identity.attention,
         dtype=target.dtype_name,
         device=str(target.device),
         machine=machine_of(target.device),
         threads=torch.get_num_threads(),
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    with suppress(OSError):  # a home that can't be written to costs the same seconds again
-        keep(costs, _key(target))
+    keep(costs, key_of(target))
     return costs
 
 
@@ -62,8 +80,8 @@ def measure(
     rounds: int = ROUNDS,
     patience_s: float = PATIENCE_S,
     propose: Callable[[Context], object] | None = None,
-) -> dict[int, float]:
-    """As `step_costs`, now. Sizes are interleaved, so that a busy moment of the machine hits them alike.
+) -> Measured:
+    """What steps of one row cost now. Sizes are interleaved, so that a busy moment of the machine hits them alike.
 
     context   committed tokens before the nodes; fewer where the model has fewer positions
     rounds    over all sizes, while patience lasts and one at least
@@ -71,45 +89,26 @@ def measure(
     """
     limit = target.context_limit
     context = context if limit is None else max(1, min(context, limit - counts[-1]))
-    tokens = torch.randint(0, target.real_vocab, (1, max(context, counts[-1])), device=target.device)
+    # none are drawn: what others draw later must not depend on whether this was remembered
+    tokens = torch.arange(max(context, counts[-1]), device=target.device)[None] % target.real_vocab
     cache = target.new_cache(1, context + counts[-1])
     seen = target.prefill([tokens[0, :context].tolist()], cache)
     around = Context([[]], tokens[:, 0], seen.hidden_BNH[:, 0])
+
+    def step(draft: Draft, guesses: bool) -> None:
+        if propose is not None and guesses:
+            propose(around)
+        target.verify(draft, cache)
+
     drafts = {count: Draft(tokens[:, :count], TokenTree.chain(count - 1)) for count in counts}
-    seconds: dict[int, list[float]] = {count: [] for count in counts}
-    started = time.perf_counter()
-    for round_ in range(rounds + 1):
-        for count, draft in drafts.items():
-            begun = now(target.device)
-            if propose is not None and count > 1:
-                propose(around)
-            target.verify(draft, cache)
-            seconds[count].append(now(target.device) - begun)
-        if round_ and time.perf_counter() - started > patience_s:
-            break
-    # The first round warms up: allocations and kernels chosen once.
-    return undisturbed({count: statistics.median(times[1:]) for count, times in seconds.items()})
+    work = {count: partial(step, draft, count > 1) for count, draft in drafts.items()}
+    meter = Meter()
+    times = interleaved(work, lambda: now(target.device), rounds=rounds, patience_s=patience_s)
+    spread = widest_spread(times)
+    return Measured(curve_of(times), spread, spread > MOST_SPREAD or meter.read().busy)
 
 
-def undisturbed(seconds: Mapping[int, float]) -> dict[int, float]:
-    """The costs without what they can't be: a step over more nodes could stand in for one that took longer."""
-    dearest_first = sorted(seconds, reverse=True)
-    least = accumulate((seconds[count] for count in dearest_first), min)
-    return dict(sorted(zip(dearest_first, least, strict=True)))
-
-
-def _key(target: Target) -> str:
-    """A hash of all that costs depend on, as far as it can be told."""
-    identity = target.identity
-    parts = (
-        medusa_cli.__version__,
-        torch.__version__,
-        target.config.to_json_string(),
-        target.fingerprint,  # which kernels read the weights depends on their values
-        identity.runner,
-        identity.attention,
-        target.dtype_name,
-        machine_of(target.device),
-        str(torch.get_num_threads()),
-    )
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+def curve_of(times: Mapping[int, Times]) -> dict[int, float]:
+    """The least of each size, made a curve that never falls: what is left of noise is as likely in either neighbour."""
+    counts = sorted(times)
+    return dict(zip(counts, never_falling([times[count].least for count in counts]), strict=True))

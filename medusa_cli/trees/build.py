@@ -91,7 +91,7 @@ class StepCost:
                 "give seconds above 0 by number of nodes, 1 node (the plain step) among them",
             )
         self._nodes = sorted(points)
-        self._seconds = _never_falling([points[nodes] for nodes in self._nodes])
+        self._seconds = never_falling([points[nodes] for nodes in self._nodes])
 
     def seconds(self, num_nodes: int) -> float:
         """Seconds of a step that verifies `num_nodes` nodes."""
@@ -106,7 +106,7 @@ class StepCost:
         return self.seconds(num_nodes) / self.seconds(1)
 
 
-def _never_falling(values: list[float]) -> list[float]:
+def never_falling(values: Sequence[float]) -> list[float]:
     """The nearest sequence in least squares that never falls, by pooling adjacent violators."""
     pools: list[tuple[float, int]] = []
     for value in values:

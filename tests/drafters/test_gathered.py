@@ -9,6 +9,7 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.gathered import PLAIN_EVERY, Budget, GatheredDrafter, HeadGuesses, Source
+from medusa_cli.drafters.laps import Lap, Seen
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.pace import Pace
 from medusa_cli.drafters.trie import Trie
@@ -20,7 +21,18 @@ STEEP = {1: 1.0, 2: 1.3, 4: 2.0, 8: 5.0}
 
 
 def steep() -> Pace:
-    return Pace(STEEP)
+    """Confirmed by an earlier run."""
+    return sure(STEEP)
+
+
+def sure(costs: dict[int, float]) -> Pace:
+    return Pace(costs, costs)
+
+
+def after_its_plain_step(budget: Budget) -> Budget:
+    """The first step of a run is plain."""
+    assert budget.num_nodes([[0.9]]) == 0
+    return budget
 
 
 def sources(kind: str, target) -> list[Source]:
@@ -68,11 +80,11 @@ def texts_of(draft, row: int) -> set[tuple[int, ...]]:
 
 
 def test_nodes_are_drafted_as_far_as_they_pay() -> None:
-    sure, unsure = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3], [0.2, 0.05, 0.04, 0.03]
-    assert Budget(6).num_nodes([sure]) == 6
-    assert Budget(6, steep()).num_nodes([sure]) == 3
-    assert Budget(6, steep()).num_nodes([unsure]) == 0
-    assert Budget(6, steep()).num_nodes([[]]) == 0
+    likely, unsure = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3], [0.2, 0.05, 0.04, 0.03]
+    assert Budget(6).num_nodes([likely]) == 6
+    assert after_its_plain_step(Budget(6, steep())).num_nodes([likely]) == 3
+    assert after_its_plain_step(Budget(6, steep())).num_nodes([unsure]) == 0
+    assert after_its_plain_step(Budget(6, steep())).num_nodes([[]]) == 0
 
 
 @pytest.mark.parametrize("kind", ["ngram", "heads"])
@@ -95,16 +107,18 @@ def test_the_floor_rises_with_what_a_node_costs_and_falls_with_what_guesses_are_
     budget = Budget(6, steep())
     at_first = budget.floor(1)
     assert 0 < at_first < 1
-    assert Budget(6, Pace({1: 1.0, 8: 1.7})).floor(1) < at_first
+    assert Budget(6, sure({1: 1.0, 8: 1.7})).floor(1) < at_first
+    floors = []
     for _ in range(50):
-        budget.num_nodes([[0.9]])
-        budget.saw(2, 1.3, 1.0)
-    assert budget.floor(1) > at_first, "guesses that never come true must be surer to pay"
+        count = budget.num_nodes([[0.9]])
+        budget.saw(1 + count, Lap(STEEP[1 + count], 1.0))
+        floors.append(budget.floor(1))
+    assert max(floors[-5:]) > at_first, "guesses that never come true must be surer to pay"
 
 
 @pytest.mark.parametrize("costs", [STEEP, {1: 26.0, 2: 26.8, 4: 28.5, 5: 31.7, 8: 49.0, 16: 75.0}, {1: 1.0, 7: 1.6}])
 def test_the_floor_leaves_out_nothing_that_would_be_drafted(costs: dict[int, float]) -> None:
-    budget = Budget(6, Pace(costs))
+    budget = Budget(6, sure(costs))
     for falling in range(1, 100):
         chances = [0.9 * (falling / 100) ** place for place in range(6)]
         drafted = chances[: budget._best(budget.pace, [chances], 6)]
@@ -113,15 +127,15 @@ def test_the_floor_leaves_out_nothing_that_would_be_drafted(costs: dict[int, flo
 
 def test_rows_share_a_step_and_its_cost() -> None:
     flat_then_steep = {1: 1.0, 2: 1.01, 4: 1.02, 5: 3.0}
-    assert Budget(3, Pace(flat_then_steep)).num_nodes([[0.5, 0.4, 0.3]]) == 3
-    assert Budget(3, Pace(flat_then_steep)).num_nodes([[0.5, 0.4, 0.3], [0.5, 0.4, 0.3]]) == 1
+    assert after_its_plain_step(Budget(3, sure(flat_then_steep))).num_nodes([[0.5, 0.4, 0.3]]) == 3
+    assert after_its_plain_step(Budget(3, sure(flat_then_steep))).num_nodes([[0.5, 0.4, 0.3], [0.5, 0.4, 0.3]]) == 1
 
 
 def test_what_is_fast_already_asks_more_of_a_node() -> None:
-    budget = Budget(6, steep())
+    budget = after_its_plain_step(Budget(6, steep()))
     assert budget.num_nodes([[0.35]]) == 1
     for _ in range(500):
-        budget.pace.saw(1, 1.0, 3.0)
+        budget.pace.saw(1, 1.0, 3.0, guesses=False)
     assert budget.num_nodes([[0.35]]) == 0
     assert budget.num_nodes([[0.95]]) == 1
 
@@ -132,28 +146,42 @@ def test_chances_that_never_come_true_are_believed_less_and_tried_again_later() 
     for _ in range(2000):
         count = budget.num_nodes([[0.9, 0.8, 0.7]])
         drafted.append(count > 0)
-        budget.saw(1 + count, STEEP.get(1 + count, 1.7), 1.0)
+        budget.saw(1 + count, Lap(STEEP.get(1 + count, 1.7), 1.0))
     late = drafted[1000:]
     assert sum(late) < 0.1 * len(late), "guesses that are always wrong are mostly left out"
     assert any(late), "and tried again"
 
 
-def test_a_plain_step_comes_now_and_then_whatever_pays() -> None:
-    budget = Budget(3, Pace({1: 1.0, 4: 1.0}))
-    counts = [budget.num_nodes([[0.9, 0.9, 0.9]]) for _ in range(2 * PLAIN_EVERY)]
-    assert counts.count(0) == 2
+def test_a_plain_step_comes_first_and_now_and_then_whatever_pays() -> None:
+    budget = Budget(3, sure({1: 1.0, 4: 1.0}))
+    counts = [budget.num_nodes([[0.9, 0.9, 0.9]]) for _ in range(20 * PLAIN_EVERY)]
+    plain = [step for step, count in enumerate(counts) if not count]
+    assert plain[0] == 0
+    assert plain[1] < 10
+    assert plain[-1] - plain[-2] == PLAIN_EVERY
     assert set(counts) == {0, 3}
 
 
 def test_a_draft_tells_the_budget_what_the_step_before_took_and_brought() -> None:
-    times = iter([10.0, 13.0])
+    times = iter([10.0, 11.0, 14.0])
     drafter = GatheredDrafter([Ngrams()], Budget(6, steep()), clock=lambda: next(times))
     seen = []
     drafter.budget.saw = lambda *step: seen.append(step)
     tokens = [1, 2, 3, 1, 2]
     context = Context([tokens], torch.tensor([2]), torch.zeros(1, 4))
     drafter.start(context)
-    draft = drafter.propose(context)
+    for _ in range(2):
+        draft = drafter.propose(context)
     tokens += [3, 1, 2, 3]
     drafter.propose(Context([tokens], torch.tensor([3]), torch.zeros(1, 4)))
-    assert seen == [(draft.tree.num_nodes, 3.0, 4.0)]
+    assert draft.tree.num_nodes > 1
+    assert seen == [(1, Lap(1.0, 0.0, near=True)), (draft.tree.num_nodes, Lap(3.0, 4.0, near=True))]
+
+
+def test_what_steps_took_after_short_texts_of_one_row_is_kept_for_the_next_run() -> None:
+    seen = Seen()
+    for seconds in (3.0, 1.0, 2.0):
+        seen.add(1, Lap(seconds, 1.0, near=True))
+        seen.add(2, Lap(9.0, 1.0, near=False))
+    seen.add(4, Lap(7.0, 1.0, near=True))
+    assert seen.medians() == {1: 2.0}, "one step says nothing of its size, and far ones nothing at all"
