@@ -3,7 +3,9 @@
 import io
 import os
 import sys
-from typing import Any
+from typing import Any, TypeVar
+
+Word = TypeVar("Word", str, None, str | None)
 
 
 class _Lossy(io.FileIO):
@@ -38,9 +40,9 @@ def settle_stdout() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def as_written(word: str | None) -> str | None:
+def as_written(word: Word) -> Word:
     """A word of the command line as UTF-8 when its bytes are that, whatever the locale calls them; else as it came."""
     try:
-        return os.fsencode(word).decode("utf-8") if word is not None and not word.isascii() else word
+        return word if word is None else os.fsencode(word).decode("utf-8")
     except UnicodeError:
         return word

@@ -28,7 +28,8 @@ AHEAD = 512  # tokens of a text that there is room for from the start: many text
 class Parts:
     """What decoding is made of; `shaping` reworks logits before the rule sees them.
 
-    The text of prompt `key` is drawn with a stream of its own, which `seed` and `number_of(key)` give.
+    The text of prompt `key` is drawn with a stream of its own, which `seed` and `number_of(key)` give. `on_read` is
+    told how many tokens of the prompts that join together are read, and of how many.
     """
 
     target: Target
@@ -37,6 +38,7 @@ class Parts:
     shaping: Shaping | None = None
     seed: int = 0
     number_of: Callable[[int], int] = int
+    on_read: Callable[[int, int], None] = lambda done, total: None
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,10 @@ def _new_row(parts: Parts, key: int, prompt: Sequence[int], limits: Limits) -> R
 def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
     """Read the joining prompts with one forward and decide each row's first token; hidden states [B, 1, H]."""
     rows.lend_prefix(joining)
+    unread = sum(len(row.tokens) for row in joining)
+    parts.on_read(0, unread)
     seen = parts.target.prefill([row.tokens for row in joining], rows.cache, first_row=len(rows.active))
+    parts.on_read(unread, unread)
     logits_BV = seen.logits_BNV[:, 0]
     if parts.shaping is not None:
         logits_BV = parts.shaping.first(logits_BV, joining)

@@ -83,7 +83,7 @@ def test_room_for_the_cache_is_asked_for_before_anything_runs(world: World, file
 def test_without_json_the_table_and_the_verdict_are_printed(world: World, file: Path) -> None:
     done = _run("--prompts", file, "--quiet")
     assert done.out.split()[0] == "arm"
-    assert "faster: medusa runs at 2.00x the speed of greedy" in done.out
+    assert "faster: medusa is 2.00x as fast as greedy" in done.out
     assert "note: fakes." in done.out
     assert done.err == ""
 
