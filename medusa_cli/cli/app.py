@@ -35,6 +35,8 @@ COMMANDS: tuple[str, ...] = (
     "medusa_cli.cli.inspect_tree",
     "medusa_cli.cli.doctor",
     "medusa_cli.cli.recipes",
+    "medusa_cli.cli.models",
+    "medusa_cli.cli.cache",
 )
 
 EXIT_ERROR, EXIT_USAGE, EXIT_GATE, EXIT_BUG = 1, 2, 3, 70

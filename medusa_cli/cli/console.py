@@ -15,6 +15,7 @@ from typing import Any
 from medusa_cli.atomic import write_atomically
 from medusa_cli.cli.drawing import Table, bar, draw_table, wrapped
 from medusa_cli.errors import MedusaError
+from medusa_cli.util.pip_hints import with_this_pip
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -124,7 +125,7 @@ class Console:
         cells = [[_cell(value) for value in row] for row in rows]
         left_out = draw_table(Table(columns, cells, title, () if self.verbose else spare))
         if left_out:
-            self.info(f"too narrow here for: {', '.join(reversed(left_out))} (they are in --json)")
+            self.info(f"left out for want of room: {', '.join(reversed(left_out))}; --json has all columns")
 
     def print_json(self, document: object, output_file: Path | None = None) -> None:
         """The one result document: to `output_file` when named, and to stdout under --json.
@@ -189,7 +190,7 @@ class Console:
 
 def print_error(message: str, hint: str) -> None:
     """`error:` and ` hint:`, one line each, whatever the texts hold."""
-    print(f"error: {_one_line(message)}\n hint: {_one_line(hint)}", file=sys.stderr)
+    print(f"error: {_one_line(message)}\n hint: {_one_line(with_this_pip(hint))}", file=sys.stderr)
 
 
 def _one_line(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Prompts of `medusa generate`: from the command line, a pipe or a file, refused when empty before a model is loaded."""
+"""Prompts of `medusa generate`: words, a pipe or a file, refused when empty before a model is loaded."""
 
 import sys
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The process's three streams and its words: closed, full or in another encoding, and a command goes on all the same."""
+"""The process's streams and words: closed, full or in another encoding, and a command goes on all the same."""
 
 import io
 import os
@@ -20,7 +20,7 @@ class _Lossy(io.FileIO):
 
 
 def open_streams() -> None:
-    """Stand in for streams the caller closed, show ? for characters that stdout lacks, drop a log that can't be kept."""
+    """Stand in for closed streams, show ? for characters that stdout lacks, drop a log that nobody takes."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process

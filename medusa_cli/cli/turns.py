@@ -1,4 +1,4 @@
-"""What is shown while texts are written side by side: prompts being read, and the replies in the order of the prompts."""
+"""What is shown while texts are written side by side: how far prompts are read, and replies in the prompts' order."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
