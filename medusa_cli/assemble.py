@@ -180,12 +180,14 @@ def lay_out_heads(heads: MedusaHeads, target: Target) -> None:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How texts are to be chosen. None: acceptance by temperature; top_p and top_k as the model's own settings say."""
+    """How texts are to be chosen. None: acceptance by temperature; all else as the model's own settings say."""
 
     acceptance: Literal["greedy", "lossless", "typical"] | None = None
     temperature: float = 0.0
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     min_new_tokens: int = 0
     posterior_threshold: float | None = None
     posterior_alpha: float | None = None
@@ -230,7 +232,9 @@ def load_choosing(asked: Sampling, target: Target) -> Choosing:
     sampling = asked.name != "greedy"
     own = asked_of(target.model.generation_config, sampling=sampling)
     own.pop("temperature", None)
-    flags = {"top_p": asked.top_p, "top_k": asked.top_k} if sampling else {}
+    flags: dict[str, Any] = {"repetition_penalty": asked.repetition_penalty}
+    if sampling:
+        flags |= {"top_p": asked.top_p, "top_k": asked.top_k, "min_p": asked.min_p}
     given = {name: value for name, value in flags.items() if value is not None}
     if asked.min_new_tokens:
         given["min_new_tokens"] = asked.min_new_tokens

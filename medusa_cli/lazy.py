@@ -4,6 +4,7 @@ import importlib
 from types import ModuleType
 
 from medusa_cli.errors import MissingExtra
+from medusa_cli.util.pip_hints import extra_hint
 
 
 def need(module: str, extra: str) -> ModuleType:
@@ -15,5 +16,5 @@ def need(module: str, extra: str) -> ModuleType:
             raise
         raise MissingExtra(
             f"this needs the package '{error.name}', which is not installed",
-            f"pip install 'medusa-heads[{extra}]'",
+            extra_hint(extra),
         ) from error

@@ -3,6 +3,7 @@
 Knows no setting by itself: what there is, and its defaults, stands in recipe.py.
 """
 
+import difflib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -131,11 +132,26 @@ def _yaml_value(text: str, where: str) -> Any:
 
 
 def _from_environment(environment: Mapping[str, str]) -> Iterable[tuple[str, Any]]:
-    """MEDUSA_TRAIN_EPOCHS=3 sets train.epochs; the names are those of the recipe, and only those."""
-    for name in all_fields():
-        key = f"MEDUSA_{name}".replace(".", "_").upper()
-        if key in environment and name not in SECTIONS:
-            yield name, _yaml_value(environment[key], f"{key} in the environment")
+    """MEDUSA_TRAIN_EPOCHS=3 sets train.epochs. Raises RecipeError for a name of a section that has no such setting."""
+    names = {f"MEDUSA_{name}".replace(".", "_").upper(): name for name in all_fields() if name not in SECTIONS}
+    for key in sorted(environment):
+        if key in names:
+            yield names[key], _yaml_value(environment[key], f"{key} in the environment")
+        elif key.startswith("MEDUSA_"):
+            _refuse_misspelt(key, names)
+
+
+def _refuse_misspelt(key: str, names: Iterable[str]) -> None:
+    """Raise RecipeError for a variable that can only be meant as a setting; others may be another program's."""
+    sections = tuple(f"MEDUSA_{section}_".upper() for section in SECTIONS)
+    near = difflib.get_close_matches(key, names, n=2, cutoff=0.6 if key.startswith(sections) else 0.8)
+    if near or key.startswith(sections):
+        hint = (
+            f"did you mean {' or '.join(near)}?"
+            if near
+            else f"unset {key}; settings are named as MEDUSA_TRAIN_EPOCHS is"
+        )
+        raise RecipeError(f"{key} in the environment is no setting", hint)
 
 
 def _put_all(tree: dict[str, Any], items: Iterable[tuple[str, Any]]) -> None:

@@ -185,3 +185,23 @@ def test_a_fault_that_was_given_on_top_is_not_the_file_s(tmp_path: Path) -> None
     file.write_text("train: {epochs: 0}")
     with pytest.raises(RecipeError, match=r"mine\.yaml: "):
         load_recipe(file, ["target.quantize=9bit"], {}, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("MEDUSA_TRAIN_EPOCH", "MEDUSA_TRAIN_EPOCHS"),
+        ("MEDUSA_EPOCHS", "did you mean MEDUSA_LORA_EPOCHS or MEDUSA_TRAIN_EPOCHS?"),
+        ("MEDUSA_OUTPUTDIR", "did you mean MEDUSA_OUTPUT_DIR?"),
+        ("MEDUSA_LORA_ZZZ", "MEDUSA_LORA_"),
+    ],
+)
+def test_a_setting_misspelt_in_the_environment_is_no_setting(key: str, meant: str) -> None:
+    with pytest.raises(RecipeError, match=f"{key} in the environment is no setting") as caught:
+        load_recipe(None, surroundings={key: "7"})
+    assert meant in caught.value.hint
+
+
+def test_variables_of_ours_that_are_no_settings_and_those_of_others_are_left_alone() -> None:
+    names = ("HOME", "TRACEBACK", "TRACE", "REPLAY", "CHECK", "TEST_GEMMA", "SERVER_URL")
+    assert load_recipe(None, surroundings={f"MEDUSA_{name}": "1" for name in names}) == Recipe()

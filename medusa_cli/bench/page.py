@@ -92,7 +92,7 @@ def _speed_table(found: Sequence[Column]) -> Table:
         names = list(dict.fromkeys(arm for arm in arms if arm.startswith(f"{kind}@")))
         which = f", the faster of {' and '.join(name.partition('@')[2] for name in names)}" if len(names) > 1 else ""
         rows.append([f"tokens a second of `{kind}`{which}", *(_speed(one, kind) for one in found)])
-        rows.append([f"speed-up over `{kind}`, and least to most", *(_speedup(one, kind) for one in found)])
+        rows.append([f"times as fast as `{kind}`", *(_speedup(one, kind) for one in found)])
     return Table(("what", *_titles(found)), rows)
 
 
@@ -115,7 +115,7 @@ def _spread_in_words(found: Sequence[Column]) -> str:
     over = [f"the {several[0]} parts of a run"] if several else []
     if len(several) < len(found):
         over.append("repeats, or over thirds of the prompts for one repeat")
-    return f"Least to most is over {', else over '.join(over)}. Speeds include reading the prompts."
+    return f"In brackets: the least and the most over {', else over '.join(over)}. Speeds include reading the prompts."
 
 
 def _partings(one: Column, near_ties: str | None) -> list[str]:
@@ -207,11 +207,11 @@ def _speed(one: Column, kind: str) -> str:
 
 
 def _speedup(one: Column, kind: str) -> str:
-    """2.00x, 1.90 to 2.10."""
+    """2.00x (1.90 to 2.10)."""
     if kind not in one.kinds:
         return ""
     spread = one.spread(kind)
-    words = f", {spread[0]:.2f} to {spread[1]:.2f}" if spread else ""
+    words = f" ({spread[0]:.2f} to {spread[1]:.2f})" if spread else ""
     return _figure(one.speedup(kind), ".2f", "x") + words
 
 

@@ -62,9 +62,9 @@ def _speed(subject: str, label: str, ratio: float, low: float, high: float) -> s
     """The first sentence."""
     spread = f"({low:.2f} to {high:.2f})"
     if low <= 1 <= high:
-        return f"no clear difference: {subject} runs at {ratio:.2f}x the speed of {label} {spread}."
+        return f"no clear difference: {subject} is {ratio:.2f}x as fast as {label} {spread}."
     word = "faster" if ratio > 1 else "slower"
-    return f"{word}: {subject} runs at {ratio:.2f}x the speed of {label} {spread}."
+    return f"{word}: {subject} is {ratio:.2f}x as fast as {label} {spread}."
 
 
 def _label(report: dict[str, Any], name: str) -> str:
@@ -123,7 +123,7 @@ def _llama_cpp(report: dict[str, Any], subject: str) -> str:
         return ""
     return (
         f"{LLAMA_CPP} takes the weights as the file stores them, in integers where it is quantised, not in "
-        f"{report['dtype']}: {subject} runs at {ratio:.2f}x its speed, and {same['same']} of {same['of']} replies "
+        f"{report['dtype']}: {subject} is {ratio:.2f}x as fast, and {same['same']} of {same['of']} replies "
         "are the same; none has to be."
     )
 

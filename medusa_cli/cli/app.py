@@ -10,7 +10,6 @@ import ast
 import errno
 import importlib
 import importlib.util
-import io
 import os
 import sys
 import traceback
@@ -23,6 +22,7 @@ from typer.core import TyperGroup
 
 from medusa_cli import __version__
 from medusa_cli.cli.console import GateFailed, print_error
+from medusa_cli.cli.streams import open_streams, settle_stdout
 from medusa_cli.errors import MedusaError
 from medusa_cli.launch import follows
 from medusa_cli.util.busy import spin_briefly
@@ -36,6 +36,8 @@ COMMANDS: tuple[str, ...] = (
     "medusa_cli.cli.inspect_tree",
     "medusa_cli.cli.doctor",
     "medusa_cli.cli.recipes",
+    "medusa_cli.cli.models",
+    "medusa_cli.cli.cache",
 )
 
 EXIT_ERROR, EXIT_USAGE, EXIT_GATE, EXIT_BUG = 1, 2, 3, 70
@@ -51,12 +53,13 @@ EPILOG = (
 def main(args: Sequence[str] | None = None, commands: Iterable[str] = COMMANDS) -> int:
     """Run the command line `args` (default: the process's own) and return the exit code."""
     args = list(sys.argv[1:] if args is None else args)
-    _open_streams()
+    open_streams()
     spin_briefly(os.environ)
     verbose = "--verbose" in args or "-v" in args or bool(os.environ.get("MEDUSA_TRACEBACK"))
     # of several processes that train together the first one speaks for all
     quiet = args[:1] == ["train-heads"] and follows(os.environ)
     try:
+        _refuse_stripped(args)
         code = _run(args, commands)
         sys.stdout.flush()
     except GateFailed as failure:
@@ -75,8 +78,17 @@ def main(args: Sequence[str] | None = None, commands: Iterable[str] = COMMANDS) 
         code = _fail_unforeseen(error)
     if code in (EXIT_INTERRUPTED, EXIT_TOLD_TO_END) and not quiet:
         print("interrupted", file=sys.stderr)
-    _settle_stdout()
+    settle_stdout()
     return code
+
+
+def _refuse_stripped(args: Sequence[str]) -> None:
+    """Refuse to work without docstrings, which transformers reads its own classes by."""
+    if sys.flags.optimize > 1 and args[:1] not in ([], ["--help"], ["-h"], ["--version"]):
+        raise MedusaError(
+            "Python runs with -OO (or PYTHONOPTIMIZE=2), which drops the docstrings that transformers needs",
+            "run it without; -O is fine",
+        )
 
 
 def make_app(commands: Iterable[str]) -> typer.Typer:
@@ -187,20 +199,3 @@ def _fail_unforeseen(error: Exception) -> int:
 def _fail(code: int, message: str, hint: str) -> int:
     print_error(message, hint)
     return code
-
-
-def _open_streams() -> None:
-    """Stand in for streams the caller closed, and show ? for characters that stdout's encoding lacks."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-
-
-def _settle_stdout() -> None:
-    """Write out what stdout still holds; when its reader has gone, drop it, or Python would complain again at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

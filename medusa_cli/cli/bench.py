@@ -86,6 +86,7 @@ def command(
     device: options.Device = None,
     runner: options.Runner = None,
     attention: options.Attention = None,
+    threads: options.Threads = None,
     seed: options.Seed = None,
     config: options.Config = None,
     json: options.Json = False,
@@ -271,5 +272,7 @@ def _show(report: dict[str, Any], console: Console) -> None:
     from medusa_cli.bench.report import table
 
     shown = table(report)
-    console.table(shown.headers, shown.rows)
-    console.out(report["verdict"])
+    console.table(shown.headers, shown.rows, spare=shown.spare)
+    console.say(shown.legend)
+    console.out()
+    console.say(report["verdict"])

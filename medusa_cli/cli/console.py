@@ -1,7 +1,4 @@
-"""What a command prints, and where: results on stdout, progress and logs on stderr. The only file that knows rich.
-
-Nothing printed here is read as markup, and rich itself is imported when a bar or a table is first drawn.
-"""
+"""What a command prints, and where: results on stdout, progress and logs on stderr."""
 
 import json
 import logging
@@ -16,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from medusa_cli.atomic import write_atomically
+from medusa_cli.cli.drawing import Table, bar, draw_table, wrapped
 from medusa_cli.errors import MedusaError
+from medusa_cli.util.pip_hints import with_this_pip
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -33,7 +32,7 @@ class Progress:
         self._draw = draw
 
     def advance(self, count: float = 1, note: str = "") -> None:
-        """`count` more units are done; `note` is shown beside the bar (a loss, a rate)."""
+        """`count` more units are done; `note` is shown beside the bar: parts, the most telling first, by two spaces."""
         self.done += count
         self._draw(self.done, note)
 
@@ -107,6 +106,10 @@ class Console:
         if not self.json:
             print(text)
 
+    def say(self, text: str) -> None:
+        """Sentences of the result on stdout, broken between words where the terminal is narrower."""
+        self.out(wrapped(text, sys.stdout))
+
     def marked(self, runs: Sequence[tuple[str, bool]]) -> None:
         """Runs of text as a result on stdout: the marked ones between \u27e6 and \u27e7, and green on a terminal."""
         on, off = ("\x1b[32m", "\x1b[0m") if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("", "")
@@ -117,10 +120,19 @@ class Console:
         if not self.json:
             print(text, end="", flush=True)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-        """Rows under named columns on stdout: numbers right-aligned, nothing cut off when the output is no terminal."""
-        if not self.json:
-            _draw_table(columns, rows, title)
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "", spare: Sequence[str] = ()
+    ) -> None:
+        """Rows under named columns on stdout: numbers right-aligned, nothing cut off when the output is no terminal.
+
+        spare   columns that a narrow terminal leaves out, those to go first first; --verbose wraps them instead
+        """
+        if self.json:
+            return
+        cells = [[_cell(value) for value in row] for row in rows]
+        left_out = draw_table(Table(columns, cells, title, () if self.verbose else spare))
+        if left_out:
+            self.info(f"left out for want of room: {', '.join(reversed(left_out))}; --json has all columns")
 
     def print_json(self, document: object, output_file: Path | None = None) -> None:
         """The one result document: to `output_file` when named, and to stdout under --json.
@@ -148,10 +160,10 @@ class Console:
         if self.quiet:
             yield Progress(lambda done, note: None, done)
         elif sys.stderr.isatty():
-            with _bar(title, total, done) as (draw, print_above):
-                self._print_above_bar = print_above
+            with bar(title, total, done) as shown:
+                self._print_above_bar = shown.print_above
                 try:
-                    yield Progress(draw, done)
+                    yield Progress(shown.draw, done)
                 finally:
                     self._print_above_bar = None
         else:
@@ -180,12 +192,12 @@ class Console:
         if self._print_above_bar:
             self._print_above_bar(message)
         else:
-            print(message, file=sys.stderr, flush=True)
+            print(wrapped(message, sys.stderr), file=sys.stderr, flush=True)
 
 
 def print_error(message: str, hint: str) -> None:
     """`error:` and ` hint:`, one line each, whatever the texts hold."""
-    print(f"error: {_one_line(message)}\n hint: {_one_line(hint)}", file=sys.stderr)
+    print(f"error: {_one_line(message)}\n hint: {_one_line(with_this_pip(hint))}", file=sys.stderr)
 
 
 def _one_line(text: str) -> str:
@@ -226,61 +238,6 @@ def write_result(file: Path, content: bytes) -> None:
     except OSError as error:
         hint = "name a file in a folder you can write to"
         raise MedusaError(f"can't write {file}: {error.strerror}", hint) from error
-
-
-@contextmanager
-def _bar(
-    title: str, total: float | None, done: float
-) -> Iterator[tuple[Callable[[float, str], None], Callable[[str], None]]]:
-    """A rich bar on stderr: how to redraw it, and how to print a line above it."""
-    from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as RichProgress
-    from rich.text import Text
-
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-    )
-    # the command's own stdout is the result: rich must not redirect it into the bar's stream
-    bar = RichProgress(*columns, console=RichConsole(stderr=True), transient=True, redirect_stdout=False)
-    with bar:
-        task = bar.add_task(title, total=total, completed=int(done), note="")
-        yield (
-            lambda done, note: bar.update(task, completed=done, note=note),
-            lambda line: bar.console.print(Text(line), soft_wrap=True),
-        )
-
-
-def _draw_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str) -> None:
-    """Print a table to stdout with rich, every cell as literal text."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console as RichConsole
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title) if title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
-        numeric = bool(rows) and all(_is_figure(row[index]) for row in rows)
-        table.add_column(Text(column), justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row))
-    console = RichConsole(highlight=False)
-    if not console.is_terminal:
-        console.width = 10_000
-        console.width = console.measure(table).maximum
-    with console.capture() as drawn:
-        console.print(table)
-    print("\n".join(line.rstrip() for line in drawn.get().splitlines()).strip("\n"))
-
-
-def _is_figure(value: object) -> bool:
-    """True for numbers, absent ones included, and for texts that start like one: 1.82x, 97 %."""
-    text = _cell(value)
-    return value is None or isinstance(value, (int, float)) or text[:1].isdigit() or text in ("", "-")
 
 
 def _cell(value: object) -> str:

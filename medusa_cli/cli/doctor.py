@@ -31,6 +31,7 @@ def command(
     device: options.Device = None,
     runner: options.Runner = None,
     attention: options.Attention = None,
+    threads: options.Threads = None,
     config: options.Config = None,
     json: options.Json = False,
     output_json: options.OutputJson = None,
@@ -43,7 +44,12 @@ def command(
     if name is not None and model not in (None, name):
         raise typer.BadParameter(f"MODEL is {name} and --model is {model}; give one")
     values = options.target_values(
-        model=name or model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention
+        model=model if name is None else name,
+        revision=revision,
+        dtype=dtype,
+        device=device,
+        runner=runner,
+        attention=attention,
     )
     settings = load_recipe(config, (), values).target
     console = Console(json=json, quiet=quiet, verbose=verbose)

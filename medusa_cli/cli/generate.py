@@ -1,8 +1,7 @@
 """`medusa generate`: stream the text of one prompt, or of every prompt in a file; a one-line summary on stderr."""
 
 import math
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,11 +9,12 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
+from medusa_cli.cli.prompting import PromptSource
+from medusa_cli.cli.streams import as_written
 from medusa_cli.cli.writing import Answer, Wish, write_answers
 
 if TYPE_CHECKING:
     from medusa_cli.assemble import DrafterChoice, Sampling
-    from medusa_cli.data.conversations import Message
     from medusa_cli.decode.loop import Parts
     from medusa_cli.recipe import Recipe
 
@@ -22,7 +22,9 @@ DEFAULT_NEW_TOKENS = 256
 
 
 def command(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; - reads it from stdin.", show_default=False)] = None,
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; none, or -, reads it from a pipe.", show_default=False)
+    ] = None,
     prompt_file: Annotated[
         Path | None,
         typer.Option("--prompt-file", metavar="FILE", help="Prompts from a .jsonl or .txt file, one by one."),
@@ -53,6 +55,20 @@ def command(
     top_k: Annotated[
         int | None,
         typer.Option("--top-k", min=0, metavar="K", help="Sample from the K best; 0: all. [default: as above]"),
+    ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(
+            "--min-p", metavar="P", help="Sample from tokens this likely beside the best one. [default: as above]"
+        ),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            "--repetition-penalty",
+            metavar="X",
+            help="Above 1: tokens of the text so far become less likely, greedily too. [default: as above]",
+        ),
     ] = None,
     acceptance: Annotated[
         Literal["greedy", "lossless", "typical"] | None,
@@ -101,6 +117,7 @@ def command(
     device: options.Device = None,
     runner: options.Runner = None,
     attention: options.Attention = None,
+    threads: options.Threads = None,
     seed: options.Seed = None,
     config: options.Config = None,
     json: options.Json = False,
@@ -111,9 +128,10 @@ def command(
     """Write the text that follows a prompt, several tokens a forward, word for word what the model would say."""
     from medusa_cli.recipe_text import load_recipe
 
-    _check_numbers(temperature, top_p, posterior_threshold, posterior_alpha)
-    if (prompt is None) == (prompt_file is None):
-        raise typer.BadParameter("give a prompt, or --prompt-file FILE")
+    shares = {"--top-p": top_p, "--min-p": min_p}
+    _check_numbers(temperature, shares, posterior_threshold, posterior_alpha)
+    if repetition_penalty is not None and not 0 < repetition_penalty < math.inf:
+        raise typer.BadParameter("--repetition-penalty is a factor above 0; 1 changes nothing")
     if check and temperature > 0:
         raise typer.BadParameter("--check judges greedy texts, by how near a tie was; leave out --temperature")
     if stop and not all(stop):
@@ -123,18 +141,29 @@ def command(
     )
     recipe = load_recipe(config, (), values)
     console = Console(json=json, quiet=quiet, verbose=verbose)
-    if temperature == 0 and (top_p is not None or top_k):
-        console.warn("--top-p and --top-k change nothing at --temperature 0: the best token is always taken")
-    asked = _asked(prompt, prompt_file, system_prompt)
+    if temperature == 0 and (top_p is not None or top_k or min_p is not None):
+        console.warn("--top-p, --top-k and --min-p change nothing at --temperature 0: the best token is always taken")
+    asked = PromptSource(prompt, prompt_file, system_prompt, chat).read()
     from medusa_cli.assemble import DrafterChoice, Sampling, check_choice, check_sampling, correct_costs
     from medusa_cli.util.busy import Meter
 
-    sampling = Sampling(acceptance, temperature, top_p, top_k, min_new_tokens, posterior_threshold, posterior_alpha)
+    sampling = Sampling(
+        acceptance=acceptance,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        min_new_tokens=min_new_tokens,
+        posterior_threshold=posterior_threshold,
+        posterior_alpha=posterior_alpha,
+    )
     check_sampling(sampling)
     choice = DrafterChoice(drafter, heads, tree, tree_size, speculate)
     check_choice(choice, recipe.target.model)
     writer = _load(recipe, choice, sampling, console)
-    wish = Wish(max_new_tokens, chat, tuple(stop or ()), ignore_eos, stream, check, batch_size)
+    stops = tuple(as_written(text) for text in stop or ())
+    wish = Wish(max_new_tokens, chat, stops, ignore_eos, stream, check, batch_size)
     meter = Meter()
     answers = write_answers(writer, asked, wish, console)
     if not meter.read().busy:
@@ -146,44 +175,23 @@ def command(
 
 
 def _check_numbers(
-    temperature: float, top_p: float | None, posterior_threshold: float | None, posterior_alpha: float | None
+    temperature: float,
+    shares: Mapping[str, float | None],
+    posterior_threshold: float | None,
+    posterior_alpha: float | None,
 ) -> None:
     """Refuse numbers that mean nothing; Typer's own bounds can't leave an end out."""
     from medusa_cli.recipe import COLDEST
 
     if 0 < temperature < COLDEST:
         raise typer.BadParameter(f"--temperature {temperature:g} is too close to 0; 0 takes the best token always")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise typer.BadParameter("--top-p is a share of the mass: above 0, at most 1")
+    for flag, share in shares.items():
+        if share is not None and not 0 < share <= 1:
+            raise typer.BadParameter(f"{flag} is a share: above 0, at most 1")
     if posterior_threshold is not None and not 0 < posterior_threshold < 1:
         raise typer.BadParameter("--posterior-threshold is a probability: above 0, below 1")
     if posterior_alpha is not None and not 0 < posterior_alpha < math.inf:
         raise typer.BadParameter("--posterior-alpha is a factor above 0")
-
-
-def _asked(prompt: str | None, prompt_file: Path | None, system_prompt: str | None) -> "list[list[Message]]":
-    """The messages of every prompt."""
-    from medusa_cli.data.conversations import Message, is_text
-    from medusa_cli.data.prompts import read_prompts
-    from medusa_cli.errors import DataError
-
-    if not is_text((prompt or "") + (system_prompt or "")):
-        raise DataError("the prompt is not UTF-8", "give it as UTF-8 text, or name a file with --prompt-file")
-    system = [Message("system", system_prompt)] if system_prompt else []
-    if prompt_file is not None:
-        return [system + list(one.messages) for one in read_prompts(prompt_file)]
-    text = _read_stdin() if prompt == "-" else prompt
-    return [[*system, Message("user", text or "")]]
-
-
-def _read_stdin() -> str:
-    """All of stdin, or DataError when it is no text."""
-    from medusa_cli.errors import DataError
-
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"stdin is not UTF-8 ({error.reason})", "give the prompt as UTF-8 text") from error
 
 
 def _load(recipe: "Recipe", choice: "DrafterChoice", sampling: "Sampling", console: Console) -> "Parts":
@@ -231,6 +239,9 @@ def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int, chec
         "tokens_per_step": answer.tokens_per_step,
         "output_throughput": len(made.token_ids) / answer.duration,
         "duration": answer.duration,
+        "time_to_first_token": answer.time_to_first_token,
+        "prompt_throughput": answer.prompt_throughput,
+        "generation_throughput": answer.generation_throughput,
         "acceptance": type(parts.rule).__name__.lower(),
         "exact": parts.rule.exact,
         "drafter": parts.drafter.name,

@@ -67,6 +67,7 @@ def command(
     dtype: options.Dtype = None,
     device: options.Device = None,
     runner: options.Runner = None,
+    threads: options.Threads = None,
     json: options.Json = False,
     output_json: options.OutputJson = None,
     quiet: options.Quiet = False,

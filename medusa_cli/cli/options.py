@@ -13,6 +13,7 @@ import typer
 from medusa_cli.errors import RecipeError
 from medusa_cli.recipe import Recipe, Settings, TargetSettings
 from medusa_cli.shelf import find_recipe, nearest_recipe
+from medusa_cli.util.threads import use_threads
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 RunnerName = Literal["auto", "eager", "packed", "blocks", "compiled", "graphs"]
@@ -32,6 +33,13 @@ def _check_writable(file: Path | None) -> Path | None:
     if file is not None and (file.is_dir() or not os.access(file.absolute().parent, os.W_OK)):
         raise typer.BadParameter(f"can't write {file}")
     return file
+
+
+def _use_threads(count: int | None) -> int | None:
+    """Take the number over before the command imports what computes."""
+    if count is not None:
+        use_threads(count)
+    return count
 
 
 def _find_recipe(name: str) -> Path:
@@ -68,6 +76,17 @@ Device = Annotated[
 Runner = Annotated[RunnerName | None, setting("How a forward is launched.", TargetSettings, "runner", "--runner")]
 Attention = Annotated[
     AttentionName | None, setting("Kernel of the tree attention.", TargetSettings, "attention", "--attention")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        min=1,
+        max=4096,
+        metavar="N",
+        callback=_use_threads,
+        help="Threads of a CPU that compute. [default: OMP_NUM_THREADS, else one for each core]",
+    ),
 ]
 Speculate = Annotated[
     Literal["auto", "on", "off"],

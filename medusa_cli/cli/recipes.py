@@ -30,8 +30,10 @@ def ls(
         for name, file in recipes().items()
     ]
     columns = ("name", "model", "hardware", "what")
+    rows = [[row["name"], row["model"], (row["hardware"] or "").rstrip("."), row["what"]] for row in document]
     console = Console(json=json)
-    console.table(columns, [[row[column] for column in columns] for row in document])
+    console.table(columns, rows, spare=("what",))
+    console.info("medusa recipes show NAME says what it makes and costs; medusa train-heads -c NAME runs it")
     console.print_json(document, output_json)
 
 

@@ -98,6 +98,7 @@ def command(
     dtype: options.Dtype = None,
     device: options.Device = None,
     runner: options.Runner = None,
+    threads: options.Threads = None,
     attention: options.Attention = None,
     seed: options.Seed = None,
     config: options.Config = None,

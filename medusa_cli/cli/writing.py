@@ -1,11 +1,12 @@
-"""Texts being written for `medusa generate`: several at once, shown in the order of their prompts."""
+"""Texts being written for `medusa generate`, several at once, and what each of them took."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from medusa_cli.cli.console import Console
+from medusa_cli.cli.turns import GrowingText, Reading, Turns, joining
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from medusa_cli.data.conversations import Message
     from medusa_cli.decode.loop import Generation, Parts
     from medusa_cli.decode.rows import Limits
-    from medusa_cli.decode.text import TextStream
     from medusa_cli.target.model import Target
 
 
@@ -40,6 +40,7 @@ class Answer:
     text: str
     generation: "Generation"
     duration: float
+    time_to_first_token: float
     difference: "Difference | None" = None
 
     @property
@@ -49,12 +50,26 @@ class Answer:
         return sum(made.kept) / made.num_steps if made.num_steps else None
 
     @property
+    def prompt_throughput(self) -> float:
+        """Prompt tokens read a second."""
+        return self.prompt_tokens / self.time_to_first_token
+
+    @property
+    def generation_throughput(self) -> float | None:
+        """Tokens written a second once the prompt is read; the first one came with the reading."""
+        written = self.duration - self.time_to_first_token
+        return (len(self.generation.token_ids) - 1) / written if self.generation.num_steps else None
+
+    @property
     def summary(self) -> str:
-        """One line."""
-        made, number = self.generation, len(self.generation.token_ids)
-        steps = f"{made.num_steps} steps, {self.tokens_per_step:.2f} tokens a step" if made.num_steps else "no step"
-        rate = number / self.duration
-        return f"{number} tokens in {self.duration:.1f} s ({rate:.1f} tokens/s), {steps}, {made.finish_reason}"
+        """One line: reading and writing apart."""
+        read = (
+            f"read {self.prompt_tokens:,} tokens in {self.time_to_first_token:.1f} s ({self.prompt_throughput:.0f}/s)"
+        )
+        written = self.duration - self.time_to_first_token
+        rate = f" in {written:.1f} s ({self.generation_throughput:.1f}/s)" if self.generation_throughput else ""
+        steps = f", {self.tokens_per_step:.2f} a step" if self.tokens_per_step else ""
+        return f"{read}, wrote {len(self.generation.token_ids):,}{rate}{steps}, {self.generation.finish_reason}"
 
 
 def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wish, console: Console) -> list[Answer]:
@@ -69,21 +84,27 @@ def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wi
         check_prompt(prompt, limits, f"prompt {number}" if len(prompts) > 1 else "the prompt")
     rows = min(wish.batch_size, len(prompts))
     check_room(parts.target, prompts, limits, rows, parts.drafter.size)
-    ends = _ends(parts.target, wish)
-    texts = [_Text(TextStream(parts.target.tokenizer, wish.stops, ends)) for _ in prompts]
-    turns = _Turns(console, wish.stream, texts)
+    ends, tokenizer = _ends(parts.target, wish), parts.target.tokenizer
+    texts = [GrowingText(messages[-1].content, TextStream(tokenizer, wish.stops, ends)) for messages in asked]
+    turns = Turns(console, wish.stream, texts)
     answers: dict[int, Answer] = {}
-    for gain in decode(parts, _joining(prompts, texts), limits, rows):
-        key, text = gain.row.key, texts[gain.row.key]
-        turns.take(key, text.stream.feed(gain.tokens))
-        if gain.row.finish_reason is not None:
-            turns.take(key, text.stream.flush())
-            duration = time.perf_counter() - text.begun
-            question, made = asked[key][-1].content, generation_of(gain.row)
-            answers[key] = Answer(question, len(prompts[key]), "".join(text.pieces), made, duration)
-            turns.end(key, answers[key].summary)
+    with Reading(console) as on_read:
+        for gain in decode(replace(parts, on_read=on_read), joining(prompts, texts), limits, rows):
+            key, text = gain.row.key, texts[gain.row.key]
+            text.first = text.first or time.perf_counter()
+            turns.take(key, text.stream.feed(gain.tokens))
+            if gain.row.finish_reason is not None:
+                turns.take(key, text.stream.flush())
+                answers[key] = _answer(text, len(prompts[key]), generation_of(gain.row))
+                turns.end(key, answers[key].summary)
     written = [answers[key] for key in range(len(prompts))]
     return _checked(parts, prompts, written, limits, rows) if wish.check else written
+
+
+def _answer(text: GrowingText, prompt_tokens: int, made: "Generation") -> Answer:
+    """A text that has just become whole."""
+    duration = time.perf_counter() - text.begun
+    return Answer(text.prompt, prompt_tokens, "".join(text.pieces), made, duration, text.first - text.begun)
 
 
 def _checked(
@@ -130,8 +151,6 @@ def _ids_of(target: "Target", messages: "Sequence[Message]", chat: bool | None) 
     if chat and not has_template:
         raise DataError(f"{target.name} has no chat template", "leave out --chat: the prompt is taken as plain text")
     chat = has_template if chat is None else chat
-    if chat and not messages[-1].content.strip():
-        raise DataError("the prompt is empty", "say something; --no-chat lets a base model start from nothing")
     ids = prompt_ids(target.tokenizer, messages, chat=chat)
     if ids and max(ids) >= target.vocab_size:
         raise DataError(
@@ -156,52 +175,3 @@ def _ends(target: "Target", wish: Wish) -> frozenset[int]:
     if not wish.ignore_eos:
         return target.stop_ids
     return frozenset(target.stop_ids & target.tokenizer.added_tokens_decoder.keys())
-
-
-@dataclass
-class _Text:
-    """A text that grows; the first `shown` of its pieces have been shown. `summary` is set when it is whole."""
-
-    stream: "TextStream"
-    pieces: list[str] = field(default_factory=list)
-    shown: int = 0
-    begun: float = 0.0
-    summary: str | None = None
-
-
-def _joining(prompts: Sequence[list[int]], texts: Sequence[_Text]) -> Iterator[list[int]]:
-    """The prompts; each text's clock starts when the loop takes its prompt."""
-    for prompt, text in zip(prompts, texts, strict=True):
-        text.begun = time.perf_counter()
-        yield prompt
-
-
-class _Turns:
-    """Shows the first text that isn't whole yet; those behind it wait for their turn."""
-
-    def __init__(self, console: Console, stream: bool, texts: Sequence[_Text]) -> None:
-        self._console = console
-        self._stream = stream
-        self._texts = texts
-        self._turn = 0
-
-    def take(self, key: int, piece: str) -> None:
-        """A text has grown."""
-        self._texts[key].pieces.append(piece)
-        if key == self._turn and self._stream:
-            self._show(self._texts[key])
-
-    def end(self, key: int, summary: str) -> None:
-        """A text is whole: show it if it is its turn, and what waited for it."""
-        self._texts[key].summary = summary
-        while self._turn < len(self._texts) and (line := self._texts[self._turn].summary) is not None:
-            self._show(self._texts[self._turn])
-            self._console.stream("\n")
-            self._console.info(line)
-            self._turn += 1
-        if self._turn < len(self._texts) and self._stream:
-            self._show(self._texts[self._turn])
-
-    def _show(self, text: _Text) -> None:
-        self._console.stream("".join(text.pieces[text.shown :]))
-        text.shown = len(text.pieces)

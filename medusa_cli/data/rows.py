@@ -13,6 +13,7 @@ from typing import Any
 from medusa_cli.errors import DataError
 from medusa_cli.home import expanded
 from medusa_cli.lazy import need
+from medusa_cli.util.hub import settle_reach
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _UTF8_HINT = "save it as UTF-8 text"
@@ -120,6 +121,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 def _hub_rows(name: str, options: Mapping[str, Any]) -> Iterator[Row]:
     """The rows of one split of a data set on the hub; `options` are load_dataset's."""
+    settle_reach()
     datasets = need("datasets", "train")
     # offline, no such data set, no such split or configuration, a data set that is a script, a damaged download
     known = (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError)

@@ -118,8 +118,8 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], *, chat: bool) -> li
 
     `chat` renders the tokenizer's chat template up to where the assistant speaks; the template writes its own
     special tokens, so none is added (no double BOS). Without `chat`, or without a template, the contents are joined by
-    blank lines and tokenised with the special tokens the tokenizer adds. Raises DataError when the template
-    refuses the messages, or nothing is left to decode from.
+    blank lines and tokenised with the special tokens the tokenizer adds; of no text the first token (BOS) is left.
+    Raises DataError when the template refuses the messages, or there is nothing to decode from.
     """
     if chat and tokenizer.chat_template:
         try:
@@ -129,8 +129,13 @@ def prompt_ids(tokenizer: Any, messages: Sequence[Message], *, chat: bool) -> li
             raise fault.at("the prompt") from fault
     else:
         ids = _plain_ids(tokenizer, messages)
+        if not ids and tokenizer.bos_token_id is not None:
+            ids = [tokenizer.bos_token_id]
     if not ids:
-        raise DataError("the prompt is empty", "say something, or use a chat template (--chat)")
+        raise DataError(
+            "the prompt is empty, and the tokenizer names no first token (BOS) to start from",
+            "write some text to go on from",
+        )
     return ids
 
 

@@ -30,7 +30,8 @@ AHEAD = 512  # tokens of a text that there is room for from the start: many text
 class Parts:
     """What decoding is made of; `shaping` reworks logits before the rule sees them.
 
-    The text of prompt `key` is drawn with a stream of its own, which `seed` and `number_of(key)` give.
+    The text of prompt `key` is drawn with a stream of its own, which `seed` and `number_of(key)` give. `on_read` is
+    told how many tokens of the prompts that join together are read, and of how many.
     """
 
     target: Target
@@ -39,6 +40,7 @@ class Parts:
     shaping: Shaping | None = None
     seed: int = 0
     number_of: Callable[[int], int] = int
+    on_read: Callable[[int, int], None] = lambda done, total: None
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ def _new_row(parts: Parts, key: int, prompt: Sequence[int], limits: Limits) -> R
 def _prefill(parts: Parts, rows: Rows, joining: Sequence[Row]) -> Tensor:
     """Read the joining prompts with one forward and decide each row's first token; hidden states [B, 1, H]."""
     rows.lend_prefix(joining, parts.target.tables.lendable)
-    seen = parts.target.prefill([row.tokens for row in joining], rows.cache, first_row=len(rows.active))
+    prompts = [row.tokens for row in joining]
+    seen = parts.target.prefill(prompts, rows.cache, first_row=len(rows.active), on_read=parts.on_read)
     logits_BV = seen.logits_BNV[:, 0]
     if parts.shaping is not None:
         logits_BV = parts.shaping.first(logits_BV, joining)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from medusa_cli.errors import FormatError
 from medusa_cli.home import expanded
+from medusa_cli.util.hub import settle_reach
 
 DESCRIPTION = "heads.json"
 LONGEST_NAME = 200  # a longer one is no file name
@@ -41,6 +42,7 @@ def _from_hub(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    settle_reach()
     try:
         return Path(snapshot_download(name))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:

@@ -4,7 +4,6 @@ One process holds one copy of the model. With one worker everything runs in this
 """
 
 import multiprocessing
-import os
 import signal
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from medusa_cli.errors import MedusaError, TrainingError
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.load import load_target
 from medusa_cli.target.model import Target
+from medusa_cli.util.threads import threads_to_share
 
 JOIN_SHARE = 8  # a prompt is read when an eighth of the rows is free: read together they cost less
 
@@ -158,7 +158,7 @@ def _check_end(process: Any) -> None:
 
 def _work(recipe: Recipe, manner: Manner, workers: int, link: Connection) -> None:
     """One process: ask for prompts until None comes, hand back finished texts as plain arrays."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+    torch.set_num_threads(max(1, threads_to_share() // workers))
     taken: list[int] = []
 
     def jobs() -> Iterator[Job]:

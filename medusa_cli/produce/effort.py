@@ -3,7 +3,6 @@
 Nothing is written anywhere. Shape letters: B rows or places, K heads, V rows of the output matrix, H hidden.
 """
 
-import os
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from medusa_cli.target.model import Target
 from medusa_cli.train.loop import make_optimizer
 from medusa_cli.train.loss import score_and_learn
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.threads import threads_to_share
 
 PREFILL_ROWS, PREFILL_TOKENS = 8, 32
 STEPS, PLACES = 3, 512
@@ -123,7 +123,7 @@ def _threads_of_one(workers: int, target: Target) -> Iterator[None]:
     """The threads that one of several writing processes has."""
     before = torch.get_num_threads()
     if workers > 1 and target.device.type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+        torch.set_num_threads(max(1, threads_to_share() // workers))
     try:
         yield
     finally:

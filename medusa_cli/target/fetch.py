@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli.errors import TargetError
 from medusa_cli.target.sources import WEIGHTS, Source
+from medusa_cli.util.hub import settle_reach
 
 Loaded = TypeVar("Loaded")
 WEIGHT_FILES = tuple((f"{name}", f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
@@ -81,7 +83,8 @@ def fetch_model(
         )
 
     try:
-        model, found = _loading(source, "the weights", _COPY_AGAIN, load)
+        with _no_bar_of_gguf():
+            model, found = _loading(source, "the weights", _COPY_AGAIN, load)
     except TargetError as error:
         if _is_about_attention(error.__cause__, attention):
             raise NoSuchAttention from error
@@ -90,6 +93,19 @@ def fetch_model(
         raise
     _refuse_gaps(source, found)
     return model
+
+
+@contextmanager
+def _no_bar_of_gguf() -> Iterator[None]:
+    """The library's reader of .gguf files draws a bar that none of its settings hides."""
+    from transformers import modeling_gguf_pytorch_utils as reader
+
+    bar = reader.tqdm
+    reader.tqdm = lambda tensors, **_: tensors
+    try:
+        yield
+    finally:
+        reader.tqdm = bar
 
 
 def weights_are_here(source: Source, revision: str | None) -> bool:
@@ -140,6 +156,8 @@ def _downloaded(source: Source, revision: str | None) -> list[Path]:
 
 def _where(source: Source, revision: str | None) -> dict[str, Any]:
     """What every loader is told. Code that comes with a model is never run, and never asked about."""
+    if not Path(source.location).exists():
+        settle_reach()
     names: dict[str, Any] = {"pretrained_model_name_or_path": source.location, "trust_remote_code": False}
     if revision:
         names["revision"] = revision

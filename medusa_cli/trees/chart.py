@@ -6,6 +6,7 @@ from medusa_cli.errors import MissingExtra
 from medusa_cli.lazy import need
 from medusa_cli.trees.build import Choice
 from medusa_cli.trees.worth import Inspection
+from medusa_cli.util.pip_hints import extra_hint
 
 _HEIGHT, _WIDEST = 15, 78
 _GAIN, _COST = "o", "x"
@@ -54,5 +55,5 @@ def _plotext() -> ModuleType:
     except ImportError as error:  # it is there, and its compiled part isn't
         raise MissingExtra("plotext can't be loaded", "pip install --force-reinstall plotext") from error
     if int(plotext.__version__.partition(".")[0]) < 6:
-        raise MissingExtra("the curves need plotext 6", "pip install 'medusa-heads[plot]'")
+        raise MissingExtra("the curves need plotext 6", extra_hint("plot"))
     return plotext

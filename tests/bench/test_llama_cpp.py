@@ -17,6 +17,7 @@ from medusa_cli.errors import MissingExtra, TargetError
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target.load import load_unchecked
 from medusa_cli.target.sources import Source
+from medusa_cli.util.pip_hints import extra_hint
 from tests.cli.harness import run_here
 from tests.tiny_folders import save_gguf, save_tiny
 from tests.tiny_models import by_whole_forwards
@@ -145,7 +146,7 @@ def test_without_the_package_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setitem(sys.modules, "xllamacpp", None)
     with pytest.raises(MissingExtra) as caught:
         gguf_of(TargetSettings(model=str(save_gguf(tmp_path / "tiny.gguf"))))
-    assert caught.value.hint == "pip install 'medusa-heads[llama-cpp]'"
+    assert caught.value.hint == extra_hint("llama-cpp")
 
 
 @pytest.mark.usefixtures("llama")

@@ -106,7 +106,7 @@ def test_a_step_that_brings_a_little_more_than_it_costs_is_not_said_to_cost_more
         )
         trials += [replace(trial, repeat=len(trials) // 2) for trial in mine]
     said = build_report(SETUP, trials, "medusa", alike(trials), [])["verdict"]
-    assert said.startswith("no clear difference: medusa runs at 1.02x")
+    assert said.startswith("no clear difference: medusa is 1.02x as fast")
     assert "about what it brings" in said
 
 

@@ -162,9 +162,16 @@ def test_prompts_that_can_not_be_read_are_told_by_file(
 def test_a_prompt_that_says_nothing_or_fills_the_context_is_refused(ask: Callable[..., Done]) -> None:
     assert_told(ask(""), 1, "the prompt is empty")
     assert_told(ask("-", stdin=" \n"), 1, "the prompt is empty")
-    assert_told(ask("", "--no-chat"), 1, "the prompt is empty")
+    assert_told(ask("", "--no-chat"), 1, "the prompt is empty, and the tokenizer names no first token")
     assert_told(ask("-", stdin=b"\xff\xfe"), 1, "stdin is not UTF-8")
     assert_told(ask("long " * 300), 1, "the model's context holds 256", "shorten the prompt")
+
+
+def test_an_empty_prompt_is_told_before_a_model_is_looked_for(medusa: Medusa, tmp_path: Path) -> None:
+    assert_told(medusa("generate", " ", "-m", "/no/such/model"), 1, "the prompt is empty", "hint: write what is asked")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Hi"}\n{"prompt": " "}\n')
+    asked = medusa("generate", "--prompt-file", tmp_path / "prompts.jsonl", "-m", "/no/such/model")
+    assert_told(asked, 1, "row 2, field messages[0]: an empty user message")
 
 
 def test_a_long_prompt_is_refused_by_bench_before_any_forward(tiny: Path, heads: Path, tmp_path: Path) -> None:

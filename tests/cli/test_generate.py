@@ -1,19 +1,25 @@
 """`medusa generate` on a tiny model and heads trained on its own text."""
 
 import json
+import os
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from medusa_cli.cli import turns
 from tests.cli.harness import Medusa
 
 PROMPT = "Write a story about the sea."
 KEYS = [
     "prompt", "text", "token_ids", "prompt_tokens", "completion_tokens", "finish_reason", "num_steps",
-    "tokens_per_step", "output_throughput", "duration", "acceptance", "exact", "drafter", "tree_size", "model", "heads",
+    "tokens_per_step", "output_throughput", "duration", "time_to_first_token", "prompt_throughput",
+    "generation_throughput", "acceptance", "exact", "drafter", "tree_size", "model", "heads",
     "dtype", "device", "runner", "seed",
 ]  # fmt: skip
 
@@ -48,8 +54,10 @@ def test_the_text_goes_to_stdout_and_one_line_about_it_to_stderr(generate: Medus
     streamed, whole = generate(PROMPT), generate(PROMPT, "--no-stream")
     assert streamed.out == whole.out == text + "\n"
     assert streamed.err.count("\n") == 1
-    assert "40 tokens in " in streamed.err
-    assert " tokens a step, length" in streamed.err
+    assert re.fullmatch(
+        r"read \d+ tokens in \d+\.\d s \(\d+/s\), wrote 40 in \d+\.\d s \([\d.]+/s\), [\d.]+ a step, length\n",
+        streamed.err,
+    )
     assert generate(PROMPT, "-q").err == ""
 
 
@@ -128,7 +136,86 @@ def test_a_file_of_prompts_gives_a_list_of_documents(generate: Medusa, tmp_path:
     lines = tmp_path / "prompts.txt"
     lines.write_text(f"{PROMPT}\n\nWhat is it?\n")
     texts = [document["text"] for document in documents]
-    assert generate("--prompt-file", lines).out == "".join(text + "\n" for text in texts)
+    assert generate("--prompt-file", lines).out == replies((PROMPT, "What is it?"), texts)
+
+
+def replies(prompts: Sequence[str], texts: Sequence[str]) -> str:
+    """Replies as they are shown: each below a line that says whose it is."""
+    titles = [turns.title(prompt) for prompt in prompts]
+    several = [
+        f"--- {n} of {len(texts)}: {title}\n{text}\n"
+        for n, (title, text) in enumerate(zip(titles, texts, strict=True), 1)
+    ]
+    return "\n".join(several)
+
+
+def test_the_title_of_a_reply_is_one_short_line_that_drives_no_terminal() -> None:
+    assert turns.title("What\nis  it?") == "What is it?"
+    assert turns.title("a\x1b[31mb\x07") == "a[31mb"
+    assert turns.title("x" * 61) == "x" * 59 + "…"
+
+
+def test_what_is_piped_in_is_the_prompt_without_its_last_line_end(generate: Medusa) -> None:
+    given = generate(PROMPT, "--json").document
+    for piped in (generate("--json", stdin=f"{PROMPT}\n"), generate("-", "--json", stdin=f"{PROMPT}\r\n")):
+        assert (piped.document["prompt"], piped.document["token_ids"]) == (PROMPT, given["token_ids"])
+
+
+def test_reading_and_writing_are_timed_apart(generate: Medusa) -> None:
+    document = generate(PROMPT, "--json").document
+    first, whole = document["time_to_first_token"], document["duration"]
+    assert 0 < first < whole
+    assert document["prompt_throughput"] == pytest.approx(document["prompt_tokens"] / first)
+    assert document["generation_throughput"] == pytest.approx(39 / (whole - first))
+    alone = generate(PROMPT, "--json", "-n", 1).document
+    assert (alone["generation_throughput"], alone["tokens_per_step"]) == (None, None)
+
+
+def test_a_repetition_penalty_is_generate_s_own_and_the_text_stays_exact(generate: Medusa, tiny: Path) -> None:
+    plain = generate(PROMPT, "--json").document
+    strict = generate(PROMPT, "--json", "--check", "--repetition-penalty", 1.5)
+    assert (strict.code, strict.document["identical"]) == (0, True)
+    assert strict.document["token_ids"] == by_library(tiny, repetition_penalty=1.5)
+    assert strict.document["token_ids"] != plain["token_ids"]
+    assert generate(PROMPT, "--json", "--repetition-penalty", 1).document["token_ids"] == plain["token_ids"]
+
+
+def by_library(model: Path, **settings: Any) -> list[int]:
+    """The new ids that transformers itself writes greedily after the prompt."""
+    tokenizer, target = AutoTokenizer.from_pretrained(model), AutoModelForCausalLM.from_pretrained(model)
+    asked = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PROMPT}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    whole = target.generate(**asked, do_sample=False, max_new_tokens=40, **settings)
+    return whole[0, asked["input_ids"].shape[1] :].tolist()
+
+
+def test_min_p_of_one_leaves_the_best_token_alone(generate: Medusa) -> None:
+    greedy = generate(PROMPT, "--json").document
+    sampled = generate(PROMPT, "--json", "--temperature", 2, "--min-p", 1, "--seed", 3).document
+    assert sampled["token_ids"] == greedy["token_ids"]
+    assert sampled["acceptance"] == "lossless"
+
+
+def test_a_model_with_a_first_token_of_its_own_starts_from_it(medusa: Medusa, tiny: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny, tmp_path / "model")
+    file = tmp_path / "model" / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"bos_token": "<|im_start|>"}))
+    asked = ("generate", "", "--no-chat", "-m", tmp_path / "model", "-n", 4, "--json")
+    assert medusa(*asked).document["prompt_tokens"] == 1
+
+
+def test_a_long_prompt_shows_how_far_it_is_read(generate: Medusa, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LONG_READING", 8)
+    assert generate(PROMPT).err.startswith("reading the prompt, tokens\n")
+    assert generate(PROMPT, "-q").err == ""
+
+
+def test_threads_are_those_asked_for(generate: Medusa, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(name, "1")
+    assert generate(PROMPT, "-n", 2, "--threads", 2).code == 0
+    assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (2, "2")
 
 
 def test_a_system_prompt_and_no_template_change_what_is_asked(generate: Medusa) -> None:
@@ -183,10 +270,8 @@ def test_prompts_written_side_by_side_are_shown_in_their_order(
             assert found[name] == wanted[name]
     for stream in ("--stream", "--no-stream"):
         shown = generate(*args, stream)
-        assert shown.out == "".join(one["text"] + "\n" for one in alone)
-        assert [line.partition(" tokens in ")[0] for line in shown.err.splitlines()] == [
-            str(one["completion_tokens"]) for one in alone
-        ]
+        assert shown.out == replies([one["prompt"] for one in alone], [one["text"] for one in alone])
+        assert re.findall(r"wrote (\d+)", shown.err) == [str(one["completion_tokens"]) for one in alone]
 
 
 def test_a_prompt_too_long_for_the_model_is_told_before_any_text_is_written(generate: Medusa, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from medusa_cli.target.model import Target
 from medusa_cli.target.placing import placing_of
 from medusa_cli.target.sources import Source
 from medusa_cli.target.weights import step_bytes, stored
+from medusa_cli.util.pip_hints import extra_hint
 from tests.fakes import OracleDrafter, wide
 from tests.tiny_folders import save_gguf, save_tiny
 
@@ -113,7 +114,7 @@ def test_without_the_package_the_extra_is_named(
     with pytest.raises(MissingExtra) as caught:
         load(save_tiny(tmp_path / "model"), quantize=quantize)
     assert package in caught.value.message
-    assert caught.value.hint == "pip install 'medusa-heads[quantize]'"
+    assert caught.value.hint == extra_hint("quantize")
 
 
 @pytest.mark.parametrize(

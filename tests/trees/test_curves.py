@@ -11,6 +11,7 @@ import torch
 from medusa_cli.errors import DataError, TreeError
 from medusa_cli.formats import places
 from medusa_cli.target.costs import Costs, keep, machine_of
+from medusa_cli.util.pip_hints import extra_hint
 from tests.trees.inspecting import make_heads, out_of, run, with_cost
 
 
@@ -134,7 +135,7 @@ def test_without_plotext_the_table_is_shown_and_one_line_says_what_is_missing(
     monkeypatch.setitem(sys.modules, "plotext", None)
     with_cost(heads, {1: 0.04, 64: 0.4})
     out = out_of("--heads", heads)
-    assert "pip install 'medusa-heads[plot]'" in out
+    assert extra_hint("plot") in out
     assert "best tree of each size" in out
     assert "┌" not in out
 

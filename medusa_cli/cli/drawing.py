@@ -1,0 +1,153 @@
+"""Bars and tables as wide as the terminal is; the least important goes first. The only file that knows rich.
+
+Nothing drawn here is read as markup, and rich itself is imported when a bar or a table is first drawn.
+"""
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+BETWEEN = "  "  # stands between the parts of a bar's note
+_BAR = 20  # columns, where there is room for them
+_LEAST_BAR = 6
+_UNBOUND = 10_000  # wider than any table
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bar on stderr: how to redraw it with a note, and how to print a line above it."""
+
+    draw: Callable[[float, str], None]
+    print_above: Callable[[str], None]
+
+
+@contextmanager
+def bar(title: str, total: float | None, done: float) -> Iterator[Bar]:
+    """A bar with count and time left; of the note, the parts that the line has room for."""
+    from rich.console import Console as RichConsole
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+    from rich.text import Text
+
+    console = RichConsole(stderr=True)
+    # title, count and time, each with a space behind it
+    beside = len(title) + 2 * len(f"{total or done:.0f}") + len("/0:00:00") + 4
+    wide = max(_LEAST_BAR, min(_BAR, console.width - beside))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=wide),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+
+    def fitted(note: str) -> str:
+        return fitting(note, console.width - beside - wide - 1)
+
+    # the command's own stdout is the result: rich must not redirect it into the bar's stream
+    with RichProgress(*columns, console=console, transient=True, redirect_stdout=False) as drawn:
+        task = drawn.add_task(title, total=total, completed=int(done), note="")
+        yield Bar(
+            lambda done, note: drawn.update(task, completed=done, note=fitted(note)),
+            lambda line: drawn.console.print(Text(wrapped(line, sys.stderr)), soft_wrap=True),
+        )
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """The text with its lines broken between words where the terminal is narrower; as it is when there is none."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    lines = (
+        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in text.split("\n")
+    )
+    return "\n".join(part for line in lines for part in line)
+
+
+def fitting(note: str, room: int) -> str:
+    """The first parts of a note that `room` columns hold, each of them whole."""
+    shown = ""
+    for part in note.split(BETWEEN):
+        longer = f"{shown}{BETWEEN}{part}" if shown else part
+        if len(longer) > room:
+            break
+        shown = longer
+    return shown
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells as text under the names of their columns.
+
+    spare   columns that a narrow terminal leaves out, those to go first first
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+    spare: Sequence[str] = ()
+
+    def without(self, name: str) -> "Table":
+        """The same without this column."""
+        kept = [index for index, column in enumerate(self.columns) if column != name]
+        rows = [[row[index] for index in kept] for row in self.rows]
+        return Table([self.columns[index] for index in kept], rows, self.title, self.spare)
+
+
+def draw_table(table: Table) -> Sequence[str]:
+    """Print a table to stdout; the columns that were left out. Elsewhere than on a terminal nothing is cut."""
+    from rich.console import Console as RichConsole
+
+    console = RichConsole(highlight=False)
+    left_out = []
+    if console.is_terminal:
+        for name in table.spare:
+            if _width(table, console) <= console.width:
+                break
+            table = table.without(name)
+            left_out.append(name)
+    else:
+        console.width = _UNBOUND
+        console.width = _width(table, console)
+    with console.capture() as drawn:
+        console.print(_as_rich(table, console.width))
+    print("\n".join(line.rstrip() for line in drawn.get().splitlines()).strip("\n"))
+    return left_out
+
+
+def _width(table: Table, console: object) -> int:
+    """Columns that the table takes when no cell is wrapped."""
+    from rich.console import Console as RichConsole
+    from rich.measure import Measurement
+
+    assert isinstance(console, RichConsole)
+    return Measurement.get(console, console.options.update(width=_UNBOUND), _as_rich(table, _UNBOUND)).maximum
+
+
+def _as_rich(table: Table, width: int) -> object:
+    """The table with every cell as literal text: figures stay on one line, and words stay whole."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(
+        title=Text(table.title) if table.title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+    )
+    for index, column in enumerate(table.columns):
+        cells = [row[index] for row in table.rows]
+        numeric = bool(cells) and all(cell.lstrip("-")[:1].isdigit() or cell in ("", "-") for cell in cells)
+        longest = max(len(word) for text in (column, *cells) for word in text.split() or [""])
+        drawn.add_column(
+            Text(column),
+            justify="right" if numeric else "left",
+            overflow="fold",
+            no_wrap=numeric,
+            min_width=min(longest, width // 2),
+        )
+    for row in table.rows:
+        drawn.add_row(*map(Text, row))
+    return drawn
