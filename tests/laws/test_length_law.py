@@ -193,3 +193,27 @@ def test_a_text_goes_on_past_the_positions_that_were_learnt_where_tables_are_sca
     limits = Limits(NEW, context_limit=target.context_limit)
     [found] = collect(Parts(target, NoDrafter(), Greedy()), [prompt], limits)
     assert found.token_ids == greedy_of(model, prompt, NEW)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_read_in_pieces_is_turned_by_the_table_of_its_whole_length(name: str) -> None:
+    target, prompts = target_of(model_of(name)), [prompt_of(40), prompt_of(20)]
+    whole, pieces = target.new_cache(2, 40), target.new_cache(2, 40)
+    at_once_B1V = target.prefill(prompts, whole).logits_BNV
+    target.prefill([prompt[:7] for prompt in prompts], pieces, as_long_as=[40, 20])
+    in_pieces_B1V = target.prefill(prompts, pieces).logits_BNV
+    torch.testing.assert_close(in_pieces_B1V, at_once_B1V, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("active", "joining"), [(40, 17), (17, 30)])
+@pytest.mark.parametrize("name", ["llama, longrope", "llama, dynamic", "phi3, longrope"])
+def test_a_row_that_joins_borrows_no_key_of_another_table(name: str, active: int, joining: int) -> None:
+    leaving, held = prompt_of(60), prompt_of(40)[:active]
+    text = [*held, *greedy_of(copy.deepcopy(model_of(name)), held, NEW)]
+    prompts = [leaving, held, text[:joining]]
+    # the first is full after four tokens, and the third takes its place beside the second
+    parts, limits = Parts(target_of(model_of(name)), NoDrafter(), Greedy()), Limits(NEW, context_limit=64)
+    found = [each.token_ids for each in collect(parts, prompts, limits, max_rows=2)]
+    assert len(found[0]) == 4
+    for prompt, ids in zip(prompts, found, strict=True):
+        assert ids == greedy_of(copy.deepcopy(model_of(name)), prompt, len(ids))
