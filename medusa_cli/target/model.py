@@ -64,7 +64,6 @@ class Target:
         self._takes_mapping = takes_mapping(model)
         self.compiled: CompiledForward | None = None
         self.graphed: GraphedForward | None = None
-        self.tables = RotaryTables(model, self._cache_name)
         self._final = FinalHidden(model.get_output_embeddings())
 
     @property
@@ -76,6 +75,11 @@ class Target:
     def fingerprint(self) -> str:
         """A short hash that tells these weights from others of the same shape."""
         return self.identity.fingerprint
+
+    @cached_property
+    def tables(self) -> RotaryTables:
+        """Which rotary table turns which node."""
+        return RotaryTables(self.model, self._cache_name)
 
     @cached_property
     def device(self) -> torch.device:

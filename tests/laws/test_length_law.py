@@ -20,7 +20,16 @@ from medusa_cli.errors import TargetError
 from medusa_cli.target.attach import attach_forward
 from medusa_cli.target.model import Target
 from tests.fakes import SHAPES, OracleDrafter, RandomDrafter, WrongDrafter
-from tests.tiny_models import final_hidden, greedy_of, prompt_of, target_of, tiny_model
+from tests.tiny_models import (
+    ARCHITECTURES,
+    Architecture,
+    final_hidden,
+    greedy_of,
+    made_of,
+    prompt_of,
+    target_of,
+    tiny_model,
+)
 
 SWITCH = 24
 NEW = 24
@@ -35,6 +44,7 @@ LONG = {
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
+PHIMOE = Architecture("phimoe", {**ARCHITECTURES["phi3"].settings, "num_local_experts": 4, "num_experts_per_tok": 2})
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, longrope": ("llama", {"rope_parameters": {**LONG, "factor": 4.0}}),
     "llama, dynamic": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": SWITCH}),
@@ -66,7 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def model_of(name: str) -> Any:
     architecture, changes = MODELS[name]
     # a config writes into its parameters, and dicts can't be remembered by
-    return tiny_model.__wrapped__(architecture, **copy.deepcopy(changes))
+    return made_of(ARCHITECTURES.get(architecture, PHIMOE), **copy.deepcopy(changes))
 
 
 @functools.cache
@@ -177,18 +187,18 @@ def test_a_program_that_knows_one_table_is_refused_and_auto_goes_without(runner:
 )
 def test_the_context_ends_where_scaled_tables_do(parameters: dict[str, Any], limit: int) -> None:
     said = {"rope_theta": 10000.0, **parameters}
-    model = tiny_model.__wrapped__("llama", rope_parameters=said, max_position_embeddings=48)
+    model = made_of(ARCHITECTURES["llama"], rope_parameters=said, max_position_embeddings=48)
     assert target_of(model).context_limit == limit
 
 
 def test_tables_of_learnt_positions_end_whatever_a_config_adds() -> None:
-    model = tiny_model.__wrapped__("gpt2", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4})
+    model = made_of(ARCHITECTURES["gpt2"], rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4})
     assert target_of(model).context_limit == 96
 
 
 def test_a_text_goes_on_past_the_positions_that_were_learnt_where_tables_are_scaled() -> None:
     said = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    model = tiny_model.__wrapped__("llama", rope_parameters=said, max_position_embeddings=48)
+    model = made_of(ARCHITECTURES["llama"], rope_parameters=said, max_position_embeddings=48)
     target, prompt = target_of(model), prompt_of(40)
     limits = Limits(NEW, context_limit=target.context_limit)
     [found] = collect(Parts(target, NoDrafter(), Greedy()), [prompt], limits)
