@@ -73,7 +73,6 @@ class Target:
         self._takes_mapping = takes_mapping(model)
         self.compiled: CompiledForward | None = None
         self.graphed: GraphedForward | None = None
-        self.tables = RotaryTables(model, self._cache_name)
         self._final = FinalHidden(model.get_output_embeddings())
 
     @property
@@ -90,6 +89,11 @@ class Target:
     def rows(self) -> str | None:
         """A hash over numbers of every row of the embeddings and of the output matrix: few changed rows show in it."""
         return self.identity.rows
+
+    @cached_property
+    def tables(self) -> RotaryTables:
+        """Which rotary table turns which node."""
+        return RotaryTables(self.model, self._cache_name)
 
     @cached_property
     def device(self) -> torch.device:

@@ -20,7 +20,16 @@ from medusa_cli.errors import TargetError
 from medusa_cli.target.attach import attach_forward
 from medusa_cli.target.model import Target
 from tests.fakes import SHAPES, OracleDrafter, RandomDrafter, WrongDrafter
-from tests.tiny_models import final_hidden, greedy_of, prompt_of, target_of, tiny_model
+from tests.tiny_models import (
+    ARCHITECTURES,
+    Architecture,
+    final_hidden,
+    greedy_of,
+    made_of,
+    prompt_of,
+    target_of,
+    tiny_model,
+)
 
 SWITCH = 24
 NEW = 24
@@ -35,6 +44,7 @@ LONG = {
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 
+PHIMOE = Architecture("phimoe", {**ARCHITECTURES["phi3"].settings, "num_local_experts": 4, "num_experts_per_tok": 2})
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, longrope": ("llama", {"rope_parameters": {**LONG, "factor": 4.0}}),
     "llama, dynamic": ("llama", {"rope_parameters": DYNAMIC, "max_position_embeddings": SWITCH}),
@@ -66,7 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def model_of(name: str) -> Any:
     architecture, changes = MODELS[name]
     # a config writes into its parameters, and dicts can't be remembered by
-    return tiny_model.__wrapped__(architecture, **copy.deepcopy(changes))
+    return made_of(ARCHITECTURES.get(architecture, PHIMOE), **copy.deepcopy(changes))
 
 
 @functools.cache
@@ -177,19 +187,43 @@ def test_a_program_that_knows_one_table_is_refused_and_auto_goes_without(runner:
 )
 def test_the_context_ends_where_scaled_tables_do(parameters: dict[str, Any], limit: int) -> None:
     said = {"rope_theta": 10000.0, **parameters}
-    model = tiny_model.__wrapped__("llama", rope_parameters=said, max_position_embeddings=48)
+    model = made_of(ARCHITECTURES["llama"], rope_parameters=said, max_position_embeddings=48)
     assert target_of(model).context_limit == limit
 
 
 def test_tables_of_learnt_positions_end_whatever_a_config_adds() -> None:
-    model = tiny_model.__wrapped__("gpt2", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4})
+    model = made_of(ARCHITECTURES["gpt2"], rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4})
     assert target_of(model).context_limit == 96
 
 
 def test_a_text_goes_on_past_the_positions_that_were_learnt_where_tables_are_scaled() -> None:
     said = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    model = tiny_model.__wrapped__("llama", rope_parameters=said, max_position_embeddings=48)
+    model = made_of(ARCHITECTURES["llama"], rope_parameters=said, max_position_embeddings=48)
     target, prompt = target_of(model), prompt_of(40)
     limits = Limits(NEW, context_limit=target.context_limit)
     [found] = collect(Parts(target, NoDrafter(), Greedy()), [prompt], limits)
     assert found.token_ids == greedy_of(model, prompt, NEW)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_read_in_pieces_is_turned_by_the_table_of_its_whole_length(name: str) -> None:
+    target, prompts = target_of(model_of(name)), [prompt_of(40), prompt_of(20)]
+    whole, pieces = target.new_cache(2, 40), target.new_cache(2, 40)
+    at_once_B1V = target.prefill(prompts, whole).logits_BNV
+    target.prefill([prompt[:7] for prompt in prompts], pieces, as_long_as=[40, 20])
+    in_pieces_B1V = target.prefill(prompts, pieces).logits_BNV
+    torch.testing.assert_close(in_pieces_B1V, at_once_B1V, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("active", "joining"), [(40, 17), (17, 30)])
+@pytest.mark.parametrize("name", ["llama, longrope", "llama, dynamic", "phi3, longrope"])
+def test_a_row_that_joins_borrows_no_key_of_another_table(name: str, active: int, joining: int) -> None:
+    leaving, held = prompt_of(60), prompt_of(40)[:active]
+    text = [*held, *greedy_of(copy.deepcopy(model_of(name)), held, NEW)]
+    prompts = [leaving, held, text[:joining]]
+    # the first is full after four tokens, and the third takes its place beside the second
+    parts, limits = Parts(target_of(model_of(name)), NoDrafter(), Greedy()), Limits(NEW, context_limit=64)
+    found = [each.token_ids for each in collect(parts, prompts, limits, max_rows=2)]
+    assert len(found[0]) == 4
+    for prompt, ids in zip(prompts, found, strict=True):
+        assert ids == greedy_of(copy.deepcopy(model_of(name)), prompt, len(ids))
