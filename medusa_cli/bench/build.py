@@ -17,7 +17,7 @@ from medusa_cli.bench.report import Setup
 from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.tokens import prompt_ids
-from medusa_cli.decode.loop import Generation, Parts, collect
+from medusa_cli.decode.loop import Generation, Parts, check_prompt, collect
 from medusa_cli.decode.room import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
@@ -38,8 +38,8 @@ class Bench:
     encode         a question's text to prompt ids, the chat template included
     plain          text to ids without a template
     logits_after   ids to the target's logits [V] after them
-    make_room      told of the prompts and how many are written at once before any runs; DataError when their cache
-                   can't fit into memory
+    make_room      told of the prompts and how many are written at once before any runs; DataError or TargetError for
+                   one that can't be asked, DataError when their cache can't fit into memory
     notes          sentences about settings that had to be made alike
     fingerprint    of the target's weights
     """
@@ -86,6 +86,8 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         notes.add(f"note: every arm runs {target.name} with the adapter that the heads belong to.")
 
     def make_room(prompts: Sequence[Sequence[int]], num_rows: int) -> None:
+        for number, prompt in enumerate(prompts, start=1):
+            check_prompt(target, prompt, limits, f"prompt {number}")
         check_room(target, prompts, limits, num_rows, drafters[subject].size)
         if llama:
             llama.make_room(max(len(prompt) for prompt in prompts))

@@ -66,7 +66,7 @@ def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wi
     prompts = [_ids_of(parts.target, messages, wish.chat) for messages in asked]
     limits = _limits(parts.target, wish)
     for number, prompt in enumerate(prompts, start=1):
-        check_prompt(prompt, limits, f"prompt {number}" if len(prompts) > 1 else "the prompt")
+        check_prompt(parts.target, prompt, limits, f"prompt {number}" if len(prompts) > 1 else "the prompt")
     rows = min(wish.batch_size, len(prompts))
     check_room(parts.target, prompts, limits, rows, parts.drafter.size)
     texts = [_Text(TextStream(parts.target.tokenizer, wish.stops)) for _ in prompts]
@@ -129,13 +129,7 @@ def _ids_of(target: "Target", messages: "Sequence[Message]", chat: bool | None) 
     chat = has_template if chat is None else chat
     if chat and not messages[-1].content.strip():
         raise DataError("the prompt is empty", "say something; --no-chat lets a base model start from nothing")
-    ids = prompt_ids(target.tokenizer, messages, chat=chat)
-    if ids and max(ids) >= target.vocab_size:
-        raise DataError(
-            f"the prompt holds token {max(ids)} of the tokenizer, and the model has {target.vocab_size}",
-            "leave that token out; a tokenizer of another model would do the same",
-        )
-    return ids
+    return prompt_ids(target.tokenizer, messages, chat=chat)
 
 
 def _limits(target: "Target", wish: Wish) -> "Limits":
