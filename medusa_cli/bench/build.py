@@ -10,7 +10,7 @@ from torch import Tensor
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.assemble import DrafterChoice, DrafterName, adapter_for, load_drafter, load_target
-from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed
+from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed, shaping_settings
 from medusa_cli.bench.compare import LLAMA_CPP
 from medusa_cli.bench.llama_cpp import LlamaCppArm, gguf_of
 from medusa_cli.bench.report import Setup
@@ -81,7 +81,8 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
     ]
     llama = LlamaCppArm(gguf, stop, torch.get_num_threads()) if gguf else None
     hf_arms = _hf_arms(settings, adapter, names, target, stop)
-    notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
+    neutralised = shaping_settings(target.model.generation_config)
+    notes = {f"note: {_neutralised(neutralised)}"} if neutralised else set[str]()
     if adapter:
         notes.add(f"note: every arm runs {target.name} with the adapter that the heads belong to.")
 

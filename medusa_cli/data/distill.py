@@ -15,6 +15,8 @@ from typing import Any
 
 from torch import Tensor
 
+from medusa_cli.data.conversations import BadRow, Message
+from medusa_cli.data.spans import render
 from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.recipe import DataSettings
 
@@ -62,8 +64,10 @@ def user_prefix(tokenizer: Any) -> str:
     """What the chat template puts before a user's first text; empty for a base model, which starts from nothing."""
     if not getattr(tokenizer, "chat_template", None):
         return ""
-    messages = [{"role": "user", "content": SENTINEL}]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    try:
+        rendered = render(tokenizer, [Message("user", SENTINEL)], opening=True)
+    except BadRow as fault:
+        raise fault.at("a user's turn") from fault
     before, found, _ = rendered.partition(SENTINEL)
     if not found:
         raise DataError("the chat template changes the user's text", "give prompts in a file with --dataset FILE")

@@ -18,6 +18,8 @@ _MARKER = "\ue000\ue001\ue000"
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 UNSTABLE = "the chat template renders an answer differently once the chat goes on"
 UNSTABLE_HINT = "use a template with {% generation %} tags, or one that renders each message the same way everywhere"
+# Characters that a template may write of its own, and times that it may write what it is given: far more than any does.
+OWN_WORDS, REPEATED = 1_000_000, 8
 _SILENT = "the chat template leaves the assistant's words out"
 _SILENT_HINT = "use the chat template that the model was trained with"
 
@@ -44,7 +46,7 @@ def as_dicts(messages: Sequence[Message]) -> list[dict[str, str]]:
 def render(tokenizer: Any, messages: Sequence[Message], *, opening: bool) -> str:
     """The chat template's text; `opening` adds the words that open the assistant's turn."""
     try:
-        return str(
+        text = str(
             tokenizer.apply_chat_template(
                 as_dicts(messages), tokenize=False, add_generation_prompt=opening, return_dict=False
             )
@@ -53,6 +55,14 @@ def render(tokenizer: Any, messages: Sequence[Message], *, opening: bool) -> str
         raise BadRow(
             f"the chat template refuses it ({error})", "messages", hint="the model takes no such sequence of roles"
         ) from error
+    given = sum(len(message.content) for message in messages)
+    if len(text) > OWN_WORDS + REPEATED * given:
+        raise BadRow(
+            f"the chat template makes {len(text):,} characters of {given:,}, which would take for ever to read",
+            "messages",
+            hint="use the chat template that the model was trained with",
+        )
+    return text
 
 
 def answer_spans(tokenizer: Any, messages: Sequence[Message], text: str) -> list[Span] | None:

@@ -15,7 +15,7 @@ from medusa_cli.errors import TargetError
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.clock import now
 from medusa_cli.target.model import Target
-from medusa_cli.target.step_cost import undisturbed
+from medusa_cli.target.step_cost import random_ids, undisturbed
 from medusa_cli.trees.contexts import ContextCost
 from medusa_cli.trees.tree import TokenTree
 
@@ -55,7 +55,7 @@ def measure_contexts(
     check_contexts(target, contexts, counts[-1])
     committed = [_committed(target, context, counts[-1]) for context in contexts]
     cache = random_cache(target, max(committed), counts[-1])
-    tokens = torch.randint(0, target.real_vocab, (1, counts[-1]), device=target.device)
+    tokens = random_ids(target, counts[-1])
     drafts = {count: Draft(tokens[:, :count], TokenTree.chain(count - 1)) for count in counts}
     seconds: dict[tuple[int, int], list[float]] = {(n, count): [] for n in range(len(contexts)) for count in counts}
     started = time.perf_counter()
@@ -90,8 +90,9 @@ def random_cache(target: Target, context: int, room: int) -> TreeCache:
     cache = target.new_cache(1, context + room)
     target.prefill([[0]], cache)  # layers take heads, width and dtype from the first token
     for layer in cache.layers:
-        layer.keys.normal_()
-        layer.values.normal_()
+        rng = torch.Generator(layer.keys.device).manual_seed(0)
+        layer.keys.normal_(generator=rng)
+        layer.values.normal_(generator=rng)
     cache.drop(0)
     cache.commit(slice(0, 1), [context])
     return cache

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 import medusa_cli
 from medusa_cli.contracts import Context, Draft
@@ -71,7 +72,7 @@ def measure(
     """
     limit = target.context_limit
     context = context if limit is None else max(1, min(context, limit - counts[-1]))
-    tokens = torch.randint(0, target.real_vocab, (1, max(context, counts[-1])), device=target.device)
+    tokens = random_ids(target, max(context, counts[-1]))
     cache = target.new_cache(1, context + counts[-1])
     seen = target.prefill([tokens[0, :context].tolist()], cache)
     around = Context([[]], tokens[:, 0], seen.hidden_BNH[:, 0])
@@ -89,6 +90,11 @@ def measure(
             break
     # The first round warms up: allocations and kernels chosen once.
     return undisturbed({count: statistics.median(times[1:]) for count, times in seconds.items()})
+
+
+def random_ids(target: Target, count: int) -> Tensor:
+    """Ids [1, count], the same each time: what others draw must not depend on whether anything was measured."""
+    return torch.randint(target.real_vocab, (1, count), generator=torch.Generator().manual_seed(0)).to(target.device)
 
 
 def undisturbed(seconds: Mapping[int, float]) -> dict[int, float]:
