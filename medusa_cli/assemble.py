@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.acceptance.shaping import SAMPLING, Shaping, asked_of, shaping_of
+from medusa_cli.acceptance.shaping import SAMPLING, Shaping, asked_of, in_force, shaping_of
 from medusa_cli.acceptance.typical import Typical
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
@@ -238,8 +238,8 @@ def load_choosing(asked: Sampling, target: Target) -> Choosing:
     given = {name: value for name, value in flags.items() if value is not None}
     if asked.min_new_tokens:
         given["min_new_tokens"] = asked.min_new_tokens
-    settings = {**own, **given}
-    followed = {name: value for name, value in own.items() if name not in given}
+    settings = in_force({**own, **given})
+    followed = {name: value for name, value in own.items() if name not in given and name in settings}
     rule, left = _rule(asked, settings)
     return Choosing(rule, shaping_of(left, target.stop_ids, target.device), followed)
 

@@ -247,7 +247,7 @@ class Recipe(Settings):
     train: TrainSettings = TrainSettings()
     tree: TreeSettings = TreeSettings()
     lora: LoraSettings | None = None
-    seed: int = Field(0, gt=-(2**62), lt=2**62)
+    seed: int = Field(0, ge=0, lt=2**62)
     output_dir: str = "runs/heads"
 
     @field_validator("lora")

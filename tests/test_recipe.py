@@ -62,6 +62,7 @@ def test_every_fault_is_named_at_once(file: Path) -> None:
         ("data: {num-samples: 3}", "data.num-samples is no setting: did you mean data.num_samples?"),
         # ranges
         ("heads: {num_heads: 17}", "heads.num_heads must be at most 16, not 17"),
+        ("seed: -1", "seed must be at least 0, not -1"),
         ("train: {warmup_ratio: 1}", "train.warmup_ratio must be less than 1, not 1"),
         ("train: {epochs: .nan}", "train.epochs must be a finite number, not nan"),
         ("train: {learning_rate: 1e300}", "train.learning_rate is larger than what can be computed with, not '1e300'"),

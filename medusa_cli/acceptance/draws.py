@@ -9,6 +9,7 @@ Shape letters: B rows, N tree nodes, D places on a path, M distributions, V voca
 """
 
 from collections.abc import Sequence
+from random import Random
 
 import torch
 from torch import Tensor
@@ -16,22 +17,20 @@ from torch import Tensor
 from medusa_cli.contracts import Uniform
 from medusa_cli.trees.tree import TokenTree
 
-# Texts of one run have seeds of their own; runs with the next seed must not share them.
-_STRIDE = 1_000_003
-
 
 class Stream:
     """The random numbers of the text with this key in a run with this seed: the same on every device."""
 
     def __init__(self, seed: int = 0, key: int = 0) -> None:
-        self._source = torch.Generator().manual_seed((seed * _STRIDE + key) % 2**63)
+        # Seeded by words, of which every character counts: torch's generator looks at 32 bits of a number.
+        self._source = Random(f"text {key} of seed {seed}")
         self._numbers: list[float] = []
 
     def numbers(self, place: int, count: int) -> list[float]:
         """Numbers in [0, 1) for this many tokens of the text, from this place on."""
         missing = place + count - len(self._numbers)
         if missing > 0:
-            self._numbers += torch.rand(missing, dtype=torch.float64, generator=self._source).tolist()
+            self._numbers += [self._source.random() for _ in range(missing)]
         return self._numbers[place : place + count]
 
 

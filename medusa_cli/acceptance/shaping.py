@@ -181,8 +181,40 @@ def asked_of(config: Any, *, sampling: bool) -> dict[str, Any]:
                 f"take {name} out of its generation_config.json",
             )
     names = [name for name in _MAKERS if sampling or name not in SAMPLING]
-    values = {name: getattr(config, name, None) for name in names}
-    return {name: value for name, value in values.items() if value is not None and value != _NEUTRAL.get(name)}
+    return in_force({name: getattr(config, name, None) for name in names})
+
+
+def in_force(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that change something, as the library reads them: min_new_tokens, 0 too, overrules min_length."""
+    overruled = {"min_length"} if settings.get("min_new_tokens") is not None else set()
+    return {
+        name: value
+        for name, value in settings.items()
+        if value is not None and value != _NEUTRAL.get(name) and name not in overruled
+    }
+
+
+_LEFT_OUT: Mapping[str, Any] = {
+    "num_beams": 1, "num_beam_groups": 1, "diversity_penalty": 0.0, "penalty_alpha": 0.0, "dola_layers": None,
+    "max_time": None, "constraints": None, "force_words_ids": None, "token_healing": False, "num_return_sequences": 1,
+}  # fmt: skip
+
+
+def left_out_of(config: Any) -> dict[str, Any]:
+    """What a generation config asks for beside logits and stops, which no command here does, to be named."""
+    values = {name: getattr(config, name, None) for name in _LEFT_OUT}
+    return {name: value for name, value in values.items() if value is not None and value != _LEFT_OUT[name]}
+
+
+def stop_strings_of(config: Any) -> tuple[str, ...]:
+    """The strings that end a text, as a generation config has them. Raises RecipeError for what is no text."""
+    named = getattr(config, "stop_strings", None)
+    strings = (named,) if isinstance(named, str) else () if named is None else tuple(named)
+    if not all(isinstance(text, str) and text for text in strings):
+        raise RecipeError(
+            f"stop_strings of the model's generation_config is {named!r}: no texts", "correct generation_config.json"
+        )
+    return strings
 
 
 def shaping_of(settings: Mapping[str, Any], stop_ids: frozenset[int], device: torch.device) -> Shaping | None:

@@ -139,6 +139,8 @@ _NEUTRAL: Mapping[str, Any] = {
     "forced_bos_token_id": None, "forced_eos_token_id": None, "suppress_tokens": None,
     "begin_suppress_tokens": None, "exponential_decay_length_penalty": None, "sequence_bias": None,
     "guidance_scale": None, "watermarking_config": None, "stop_strings": None, "max_time": None,
+    "penalty_alpha": 0.0, "dola_layers": None, "num_beam_groups": 1, "constraints": None, "force_words_ids": None,
+    "token_healing": False,
 }  # fmt: skip
 
 

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.assemble import DrafterChoice, DrafterName, adapter_for, correct_costs, load_drafter, load_target
-from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed
+from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed, shaping_settings
 from medusa_cli.bench.compare import LLAMA_CPP
 from medusa_cli.bench.llama_cpp import LlamaCppArm, gguf_of
 from medusa_cli.bench.report import Setup
 from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.tokens import prompt_ids
-from medusa_cli.decode.loop import Generation, Parts, collect
+from medusa_cli.decode.loop import Generation, Parts, check_prompt, collect
 from medusa_cli.decode.room import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
@@ -40,8 +40,8 @@ class Bench:
     encode         a question's text to prompt ids, the chat template included
     plain          text to ids without a template
     logits_after   a prompt and the ids written after it to the target's logits [V] after them
-    make_room      told of the prompts and how many are written at once before any runs; DataError when their cache
-                   can't fit into memory
+    make_room      told of the prompts and how many are written at once before any runs; DataError or TargetError for
+                   one that can't be asked, DataError when their cache can't fit into memory
     notes          sentences about settings that had to be made alike
     fingerprint    of the target's weights
     correct_costs  puts right what is remembered of steps by what they took; for a machine that was left alone
@@ -85,13 +85,16 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
     ]
     llama = LlamaCppArm(gguf, stop, torch.get_num_threads()) if gguf else None
     hf_arms = _hf_arms(settings, adapter, names, target, stop)
-    notes = {f"note: {_neutralised(arm.neutralised)}" for arm in hf_arms if arm.neutralised}
+    neutralised = shaping_settings(target.model.generation_config)
+    notes = {f"note: {_neutralised(neutralised)}"} if neutralised else set[str]()
     if settings.runner == "auto" and could_compile(target):
         notes.add(f"note: {NOT_COMPILED}.")
     if adapter:
         notes.add(f"note: every arm runs {target.name} with the adapter that the heads belong to.")
 
     def make_room(prompts: Sequence[Sequence[int]], num_rows: int) -> None:
+        for number, prompt in enumerate(prompts, start=1):
+            check_prompt(target, prompt, limits, f"prompt {number}")
         check_room(target, prompts, limits, num_rows, drafters[subject].size)
         if llama:
             llama.make_room(max(len(prompt) for prompt in prompts))

@@ -58,7 +58,7 @@ def command(
     _show(console, "versions", ", ".join(f"{package} {version}" for package, version in versions.items()))
     document = {"versions": versions, **_examine(settings, heads, console)}
     console.print_json(document, output_json)
-    if not document["self_check"]["ok"]:
+    if not document["self_check"]["ok"] or document["template_error"]:
         raise typer.Exit(1)
 
 
@@ -91,7 +91,22 @@ def _examine(settings: "TargetSettings", heads: str | None, console: Console) ->
     except TargetError as error:
         document["self_check"]["error"] = error.message
         console.error(error)
+    document["template_error"] = _template_error(target, console)
     return document
+
+
+def _template_error(target: "Target", console: Console) -> str | None:
+    """Why the model can't read what its chat template makes of a short prompt, told; None when it can."""
+    from medusa_cli.data.conversations import Message
+    from medusa_cli.data.tokens import prompt_ids
+    from medusa_cli.errors import MedusaError
+
+    try:
+        target.check_ids([prompt_ids(target.tokenizer, [Message("user", "Hi")], chat=True)])
+    except MedusaError as error:
+        console.error(error)
+        return error.message
+    return None
 
 
 def _versions() -> dict[str, str]:

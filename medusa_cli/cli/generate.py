@@ -162,7 +162,7 @@ def command(
     choice = DrafterChoice(drafter, heads, tree, tree_size, speculate)
     check_choice(choice, recipe.target.model)
     writer = _load(recipe, choice, sampling, console)
-    stops = tuple(as_written(text) for text in stop or ())
+    stops = (*(as_written(text) for text in stop or ()), *_own_stops(writer, console))
     wish = Wish(max_new_tokens, chat, stops, ignore_eos, stream, check, batch_size)
     meter = Meter()
     answers = write_answers(writer, asked, wish, console)
@@ -219,6 +219,19 @@ def _load(recipe: "Recipe", choice: "DrafterChoice", sampling: "Sampling", conso
     if not choosing.rule.exact:
         console.warn("typical acceptance is not exact: the text is plausible, but not the model's own")
     return Parts(target, drafter, choosing.rule, choosing.shaping, recipe.seed)
+
+
+def _own_stops(parts: "Parts", console: Console) -> tuple[str, ...]:
+    """The stop strings of the model's own settings; says which of these are followed and which can't be."""
+    from medusa_cli.acceptance.shaping import left_out_of, stop_strings_of
+
+    config = parts.target.model.generation_config
+    if left_out := left_out_of(config):
+        listed = ", ".join(f"{name} {value}" for name, value in left_out.items())
+        console.warn(f"the model's generation_config asks for {listed}: not done here, one text is written plainly")
+    if stops := stop_strings_of(config):
+        console.info(f"as the model's generation_config says: texts end before {' or '.join(map(repr, stops))}")
+    return stops
 
 
 def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int, checked: bool) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wi
     prompts = [_ids_of(parts.target, messages, wish.chat) for messages in asked]
     limits = _limits(parts.target, wish)
     for number, prompt in enumerate(prompts, start=1):
-        check_prompt(prompt, limits, f"prompt {number}" if len(prompts) > 1 else "the prompt")
+        check_prompt(parts.target, prompt, limits, f"prompt {number}" if len(prompts) > 1 else "the prompt")
     rows = min(wish.batch_size, len(prompts))
     check_room(parts.target, prompts, limits, rows, parts.drafter.size)
     ends, tokenizer = _ends(parts.target, wish), parts.target.tokenizer
@@ -151,13 +151,7 @@ def _ids_of(target: "Target", messages: "Sequence[Message]", chat: bool | None) 
     if chat and not has_template:
         raise DataError(f"{target.name} has no chat template", "leave out --chat: the prompt is taken as plain text")
     chat = has_template if chat is None else chat
-    ids = prompt_ids(target.tokenizer, messages, chat=chat)
-    if ids and max(ids) >= target.vocab_size:
-        raise DataError(
-            f"the prompt holds token {max(ids)} of the tokenizer, and the model has {target.vocab_size}",
-            "leave that token out; a tokenizer of another model would do the same",
-        )
-    return ids
+    return prompt_ids(target.tokenizer, messages, chat=chat)
 
 
 def _limits(target: "Target", wish: Wish) -> "Limits":

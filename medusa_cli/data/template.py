@@ -13,6 +13,8 @@ from medusa_cli.errors import DataError
 
 MARKER = "\ue000\ue001\ue000"  # stands for a text, to see where the template puts it
 SILENT_HINT = "use the chat template that the model was trained with"
+# Characters that a template may write of its own, and times that it may write what it is given: far more than any does.
+OWN_WORDS, REPEATED = 1_000_000, 8
 _MESSAGES = "messages"
 _MEND = "mend chat_template.jinja in the model's folder; generate --no-chat takes a prompt as plain text"
 # what an expression of a template can raise, and what jinja and Python raise of one that they can't compile
@@ -82,4 +84,12 @@ def takes_parts(tokenizer: Any, messages: Sequence[Message]) -> bool:
 def render(tokenizer: Any, messages: Sequence[Message], *, opening: bool, parts: bool) -> str:
     """The chat template's text; `opening` adds the words that open the assistant's turn. Raises as `applied`."""
     options = {"tokenize": False, "add_generation_prompt": opening, "return_dict": False}
-    return str(applied(tokenizer, messages, parts=parts, **options))
+    text = str(applied(tokenizer, messages, parts=parts, **options))
+    given = sum(len(message.content) for message in messages)
+    if len(text) > OWN_WORDS + REPEATED * given:
+        raise BadRow(
+            f"the chat template makes {len(text):,} characters of {given:,}, which would take for ever to read",
+            _MESSAGES,
+            hint=SILENT_HINT,
+        )
+    return text

@@ -130,8 +130,11 @@ def generation_of(row: Row) -> Generation:
     return Generation(row.new_tokens, row.finish_reason, row.kept, row.num_nodes)
 
 
-def check_prompt(prompt: Sequence[int], limits: Limits, name: str) -> None:
-    """Raise DataError, calling it `name`, for a prompt that is empty or leaves no room in the context."""
+def check_prompt(target: Target, prompt: Sequence[int], limits: Limits, name: str) -> None:
+    """Raise DataError, calling it `name`, for a prompt that is empty or leaves no room in the context.
+
+    Raises TargetError for one with a token that the target has no embedding for.
+    """
     if not prompt:
         raise DataError(f"{name} is empty", "give at least one token; a base model needs some text to go on")
     if limits.budget(len(prompt)) < 1:
@@ -139,10 +142,11 @@ def check_prompt(prompt: Sequence[int], limits: Limits, name: str) -> None:
             f"{name} has {len(prompt)} tokens; the model's context holds {limits.context_limit}",
             "shorten the prompt: at least one position must be left to write to",
         )
+    target.check_ids([prompt])
 
 
 def _new_row(parts: Parts, key: int, prompt: Sequence[int], limits: Limits) -> Row:
-    check_prompt(prompt, limits, "the prompt")
+    check_prompt(parts.target, prompt, limits, "the prompt")
     return Row(key, list(prompt), len(prompt), limits, Stream(parts.seed, parts.number_of(key)))
 
 

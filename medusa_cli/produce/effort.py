@@ -17,6 +17,7 @@ from medusa_cli.produce.read import READ_TOKENS
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.clock import now
 from medusa_cli.target.model import Target
+from medusa_cli.target.step_cost import random_ids
 from medusa_cli.train.loop import make_optimizer
 from medusa_cli.train.loss import score_and_learn
 from medusa_cli.trees.tree import TokenTree
@@ -58,7 +59,7 @@ def _reading(recipe: Recipe, target: Target) -> float:
         tokens = min(recipe.data.max_seq_length, READ_TOKENS)
         rows = max(1, READ_TOKENS // tokens // 4)
     tokens = min(tokens, target.context_limit or tokens)
-    ids_BT = torch.randint(0, target.real_vocab, (rows, tokens))
+    ids_BT = random_ids(target, rows * tokens).view(rows, tokens)
     return _median(target.device, lambda: target.hidden(ids_BT, [tokens] * rows), 2) / (rows * tokens)
 
 
@@ -72,7 +73,7 @@ def _stepping(recipe: Recipe, target: Target, rows: int, nodes: int) -> float:
     )
     held = max(1, min(held, (target.context_limit or held + nodes) - nodes))
     cache = target.new_cache(rows, held + nodes)
-    target.prefill([torch.randint(0, target.real_vocab, (held,)).tolist()], cache)
+    target.prefill([random_ids(target, held)[0].tolist()], cache)
     if rows > 1:
         cache.copy_prefix(0, slice(1, rows), held)
     tokens_BN = torch.zeros(rows, nodes, dtype=torch.long, device=target.device)
@@ -96,9 +97,10 @@ def _learning(recipe: Recipe, heads: MedusaHeads) -> float:
     settings, device = recipe.train, heads.weight.device
     places = min(settings.batch_size, PLACES)
     optimizer = make_optimizer(heads.pack_output(), settings)
-    hidden_BH = torch.randn(places, heads.config.hidden_size, device=device)
+    rng = torch.Generator().manual_seed(0)  # as `random_ids`: nothing is drawn that others would draw
+    hidden_BH = torch.randn(places, heads.config.hidden_size, generator=rng).to(device)
     paths_BK = torch.zeros(places, heads.config.num_heads, dtype=torch.long, device=device)
-    labels_BK = torch.randint(0, heads.config.draft_vocab, (places, heads.config.num_heads), device=device)
+    labels_BK = torch.randint(heads.config.draft_vocab, (places, heads.config.num_heads), generator=rng).to(device)
 
     def learn() -> None:
         optimizer.zero_grad(set_to_none=True)

@@ -136,7 +136,7 @@ def _write(
 def _drafting(target: Target, drafters: Sequence[Drafter], *, repeats: int) -> list[float]:
     """Median seconds of a proposal by each drafter, interleaved."""
     root_B = torch.zeros(1, dtype=torch.long, device=target.device)
-    hidden_BH = torch.randn(1, target.hidden_size, dtype=target.dtype, device=target.device)
+    hidden_BH = torch.ones(1, target.hidden_size, dtype=target.dtype, device=target.device)
     around = Context([[0]], root_B, hidden_BH)
     seconds: list[list[float]] = [[] for _ in drafters]
     for _ in range(repeats + 1):

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -140,7 +141,7 @@ class LearningAdapter:
             task_type="CAUSAL_LM",
         )
         with torch.random.fork_rng(devices=_devices_of(model)), _without_warnings():
-            torch.manual_seed(seed)
+            torch.manual_seed(Random(f"adapter of seed {seed}").getrandbits(32))  # of a number it takes 32 bits
             self._peft: Any = get_peft_model(model, config)
         self._model = model
         # get_peft_model leaves what it adds in training mode

@@ -14,7 +14,7 @@ from medusa_cli.errors import TargetError
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.clock import now
 from medusa_cli.target.model import Target
-from medusa_cli.target.step_cost import curve_of
+from medusa_cli.target.step_cost import curve_of, random_ids
 from medusa_cli.trees.contexts import ContextCost
 from medusa_cli.trees.tree import TokenTree
 from medusa_cli.util.timing import interleaved
@@ -55,7 +55,7 @@ def measure_contexts(
     check_contexts(target, contexts, counts[-1])
     committed = [_committed(target, context, counts[-1]) for context in contexts]
     cache = random_cache(target, max(committed), counts[-1])
-    tokens = torch.arange(counts[-1], device=target.device)[None] % target.real_vocab
+    tokens = random_ids(target, counts[-1])
     drafts = {count: Draft(tokens[:, :count], TokenTree.chain(count - 1)) for count in counts}
 
     def step(held: int, count: int) -> None:
@@ -85,8 +85,8 @@ def random_cache(target: Target, context: int, room: int) -> TreeCache:
     cache = target.new_cache(1, context + room)
     target.prefill([[0]], cache)  # layers take heads, width and dtype from the first token
     # a generator of its own: what others draw later must not depend on what was measured
-    rng = torch.Generator(target.device).manual_seed(0)
     for layer in cache.layers:
+        rng = torch.Generator(layer.keys.device).manual_seed(0)
         layer.keys.normal_(generator=rng)
         layer.values.normal_(generator=rng)
     cache.drop(0)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -202,7 +203,7 @@ def _loading(source: Source, what: str, hint: str, load: Callable[[], Loaded]) -
     # tokenizers raises bare Exceptions, safetensors and huggingface_hub direct children of it
     except Exception as error:
         text = " ".join(str(error).split())
-        told = _from_hub(source, error) or _in_words(source, text)
+        told = _from_hub(source, error) or _of_pickles(source, error) or _in_words(source, text)
         if told is None:
             hint = _COPY_FILE if source.gguf_file else hint
             hint = f"remove {source.location}: it is made anew" if source.is_converted else hint
@@ -239,6 +240,19 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _of_pickles(source: Source, error: BaseException) -> TargetError | None:
+    """What is wrong with weights in a .bin file. The library's own advice is to load them as they are, unsafely."""
+    refused = next((cause for cause in _causes(error) if isinstance(cause, pickle.UnpicklingError)), None)
+    if refused is None:
+        return None
+    if "Unsupported operand" in str(refused):
+        return TargetError(f"the weights of {source.name} are damaged: its .bin file is none of torch's", _COPY_AGAIN)
+    return TargetError(
+        f"the weights of {source.name} are a pickle that asks for more than numbers, which could run any code",
+        "take the .safetensors files of this model; if there are none, don't trust this copy",
+    )
 
 
 def _in_words(source: Source, text: str) -> TargetError | None:

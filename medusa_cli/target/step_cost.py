@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.target.clock import now
@@ -89,8 +90,7 @@ def measure(
     """
     limit = target.context_limit
     context = context if limit is None else max(1, min(context, limit - counts[-1]))
-    # none are drawn: what others draw later must not depend on whether this was remembered
-    tokens = torch.arange(max(context, counts[-1]), device=target.device)[None] % target.real_vocab
+    tokens = random_ids(target, max(context, counts[-1]))
     cache = target.new_cache(1, context + counts[-1])
     seen = target.prefill([tokens[0, :context].tolist()], cache)
     around = Context([[]], tokens[:, 0], seen.hidden_BNH[:, 0])
@@ -106,6 +106,11 @@ def measure(
     times = interleaved(work, lambda: now(target.device), rounds=rounds, patience_s=patience_s)
     spread = widest_spread(times)
     return Measured(curve_of(times), spread, spread > MOST_SPREAD or meter.read().busy)
+
+
+def random_ids(target: Target, count: int) -> Tensor:
+    """Ids [1, count], the same each time: what others draw must not depend on whether anything was measured."""
+    return torch.randint(target.real_vocab, (1, count), generator=torch.Generator().manual_seed(0)).to(target.device)
 
 
 def curve_of(times: Mapping[int, Times]) -> dict[int, float]:

@@ -8,10 +8,11 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from medusa_cli.acceptance.greedy import Greedy
-from medusa_cli.acceptance.shaping import asked_of, shaping_of
+from medusa_cli.acceptance.shaping import asked_of, left_out_of, shaping_of, stop_strings_of
 from medusa_cli.contracts import Draft
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits, Row
+from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import RecipeError
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import DRAFTERS, SHAPES
@@ -31,6 +32,7 @@ GREEDY_SETTINGS: list[dict[str, Any]] = [
     {"sequence_bias": [[[4], 2.5], [[8, 9], -4.0]]},
     {"min_new_tokens": 9},
     {"min_length": 18},
+    {"min_length": 40, "min_new_tokens": 7},
     {"forced_eos_token_id": 11},
     {"exponential_decay_length_penalty": (4, 1.5)},
     {"suppress_tokens": [*range(0, VOCAB, 3)]},
@@ -104,6 +106,38 @@ def test_every_node_is_shaped_as_the_library_shapes_the_text_that_ends_there(set
         torch.testing.assert_close(shaped_1NV[0, node], scores[place + 1], atol=1e-4, rtol=1e-4)
     first = Row(0, prompt, len(prompt), Limits(NUM_NEW, STOPS))
     torch.testing.assert_close(shaping.first(logits_TV[:1], [first])[0], scores[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("least", [0, 2])
+def test_min_new_tokens_overrules_min_length_as_in_the_library(least: int) -> None:
+    config = config_of({"min_length": 40, "min_new_tokens": least})
+    wanted = [generated(prompt, config)[0] for prompt in PROMPTS]
+    assert wanted != [generated(prompt, config_of({"min_length": 40}))[0] for prompt in PROMPTS]
+    shaping = shaping_of(asked_of(config, sampling=False), STOPS, CPU)
+    parts = Parts(target_of(tiny_model("llama")), NoDrafter(), Greedy(), shaping=shaping)
+    assert [each.token_ids for each in collect(parts, PROMPTS, Limits(NUM_NEW, STOPS))] == wanted
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, {}),
+        ({"num_beams": 1, "penalty_alpha": 0.0, "stop_strings": ["x"], "num_return_sequences": 1}, {}),
+        ({"num_beams": 4, "max_time": 2.5}, {"num_beams": 4, "max_time": 2.5}),
+        ({"dola_layers": "high", "penalty_alpha": 0.6}, {"penalty_alpha": 0.6, "dola_layers": "high"}),
+    ],
+)
+def test_what_no_command_does_is_there_to_be_named(settings: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert left_out_of(GenerationConfig(**settings)) == wanted
+
+
+def test_stop_strings_are_one_or_several_texts() -> None:
+    assert stop_strings_of(GenerationConfig()) == ()
+    assert stop_strings_of(GenerationConfig(stop_strings="END")) == ("END",)
+    assert stop_strings_of(GenerationConfig(stop_strings=["END", "\n"])) == ("END", "\n")
+    for wrong in (["END", 3], [""]):
+        with pytest.raises(RecipeError, match="stop_strings"):
+            stop_strings_of(GenerationConfig(stop_strings=wrong))
 
 
 def test_nothing_asked_is_nothing_done() -> None:

@@ -9,6 +9,7 @@ from transformers import PythonBackend
 
 from medusa_cli.data.conversations import BadRow, Conversation, Counts, Message
 from medusa_cli.data.preview import segments
+from medusa_cli.data.spans import render
 from medusa_cli.data.tokens import check_share, conversation_tokens, prompt_ids, tokenize
 from medusa_cli.errors import DataError
 
@@ -295,6 +296,22 @@ def test_a_prompt_without_a_chat_is_plain_text_with_the_tokenizers_own_tokens(
 def test_a_prompt_the_template_refuses_is_an_error(make: Any) -> None:
     with pytest.raises(DataError, match="the prompt.*roles must alternate"):
         prompt_ids(make("inst"), [Message("user", "a"), Message("user", "b")], chat=True)
+
+
+def test_a_template_that_makes_far_more_than_it_is_given_is_refused_with_numbers(make: Any) -> None:
+    tokenizer = make("chatml")
+    tokenizer.chat_template = "{% for n in range(100) %}{{ 'x' * 20000 }}{% endfor %}"
+    with pytest.raises(DataError, match="makes 2,000,000 characters of 2, which would take for ever"):
+        prompt_ids(tokenizer, [Message("user", "Hi")], chat=True)
+    with pytest.raises(BadRow, match="2,000,000 characters"):
+        conversation_tokens(tokenizer, TWO_TURNS)
+
+
+def test_a_long_prompt_is_no_fault_of_its_template(make: Any) -> None:
+    tokenizer = make("chatml")
+    words = "a " * 300_000
+    tokenizer.chat_template = "{{ messages[0]['content'] }}{{ messages[0]['content'] }}"
+    assert len(render(tokenizer, [Message("user", words)], opening=True)) == 2 * len(words)
 
 
 def test_an_empty_prompt_is_an_error() -> None:

@@ -45,10 +45,7 @@ _NAMES: tuple[tuple[int, str], ...] = (
     (WINDOW, "sliding_window window_size attention_window_size sliding_window_size local_attention keep_window_size "
     "local_attention_window_len attention_chunk_size floor_scale log_scaling_n_floor index_topk"),
 )
-_DEPTHS = (
-    "num_hidden_layers n_layer n_layers num_layers decoder_layers encoder_layers num_encoder_layers "
-    "num_decoder_layers num_blocks"
-).split()
+_DEPTHS = ["num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers", "num_encoder_layers", "num_decoder_layers", "num_blocks"]
 _SIZES = {name: size for size, names in _NAMES for name in names.split()}
 # sizes whose None says that the class finds them by itself, which not every class does
 _EVEN_WHERE_NONE = {"head_dim", "num_key_value_heads", "moe_intermediate_size", "num_experts_per_tok", "n_routed_experts"}

@@ -3,8 +3,10 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from medusa_cli.errors import TargetError
@@ -64,3 +66,35 @@ def test_files_are_told_apart_by_what_a_copy_or_a_write_changes(folder: Path, tm
     gguf = save_gguf(tmp_path / "tiny.gguf")
     assert weights_identity(Source("tiny", str(tmp_path), gguf.name), None) is not None
     assert weights_identity(Source("tiny", "someone/never-downloaded"), None) is None
+
+
+class Evil:
+    """Runs code where it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (os.environ["EVIL"],)
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "hint"),
+    [
+        (Evil, "a pickle that asks for more than numbers", ".safetensors files"),
+        (dict, None, "copy or download"),
+        (None, "none of torch's", "copy or download"),
+    ],
+)
+def test_pickled_weights_that_are_refused_come_with_no_advice_to_trust_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, content: Any, message: str | None, hint: str
+) -> None:
+    monkeypatch.setenv("EVIL", str(folder / "ran"))
+    (folder / "model.safetensors").unlink()
+    if content is None:
+        (folder / "pytorch_model.bin").write_bytes(b"<html></html>")
+    else:
+        torch.save({"lm_head.weight": content()}, folder / "pytorch_model.bin")
+    with pytest.raises(TargetError) as failed:
+        load_target(settings_of(folder))
+    assert message is None or message in failed.value.message
+    assert hint in failed.value.hint
+    assert "weights_only" not in failed.value.message + failed.value.hint
+    assert not (folder / "ran").exists()
