@@ -24,6 +24,7 @@ from medusa_cli.errors import TargetError
 from medusa_cli.home import cache_home
 from medusa_cli.target.model import Target
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.trusted import read_private
 
 # Siblings stand beside each other, so that a node that sees a sibling, or counts columns as positions, is found out.
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0))
@@ -206,8 +207,8 @@ def _identity(target: Target) -> str:
 def _remembered(file: Path) -> CheckResult | None:
     """The result in `file`; None when there is none that can be read."""
     try:
-        return CheckResult(**json.loads(file.read_text(encoding="utf-8"))["result"])
-    except (OSError, ValueError, TypeError, KeyError):
+        return CheckResult(**json.loads(read_private(file) or b"")["result"])
+    except (RecursionError, ValueError, TypeError, KeyError):
         return None
 
 

@@ -12,6 +12,7 @@ import torch
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.home import cache_home
+from medusa_cli.util.trusted import read_private
 
 _MOST_NODES = 10_000  # of a step; more were never measured
 
@@ -98,9 +99,8 @@ def _is_of_here(costs: Costs, machines: Collection[str]) -> bool:
 def _read(file: Path) -> Costs | None:
     """The costs in a file; None when it can't be read or holds something else."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return _checked(content)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
+        return _checked(json.loads(read_private(file) or b""))
+    except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
         return None
 
 

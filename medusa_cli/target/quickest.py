@@ -30,6 +30,7 @@ from medusa_cli.target.costs import machine_of
 from medusa_cli.target.model import Target
 from medusa_cli.target.weights import num_weights
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.trusted import read_private
 
 LEAST_NUMBERS = 2**22  # a clock can't tell the layouts of a smaller model apart: it gets the first
 AHEAD = 1.1  # what comes later in the order is taken when it is this much quicker: less may be noise
@@ -182,8 +183,8 @@ def _remembered(key: Mapping[str, str], measure: Callable[[], dict[str, float]])
 def _read(file: Path) -> dict[str, float] | None:
     """What an earlier run measured; None when there is nothing, or nothing of use."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))["seconds"]
+        found = json.loads(read_private(file) or b"")["seconds"]
         seconds = {str(name): float(took) for name, took in found.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     return seconds if seconds and all(took > 0 and math.isfinite(took) for took in seconds.values()) else None
