@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo  # imported beforehand: it makes an empty folder in the place that is watched here
+import torch._dynamo  # noqa: F401 - imported beforehand: it makes an empty folder in the place that is watched here
 from torch._inductor import cpu_vec_isa
 from torch._inductor.runtime.cache_dir_utils import cache_dir, default_cache_dir
 
