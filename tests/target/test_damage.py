@@ -101,7 +101,7 @@ def as_before(made: Path) -> None:
 
 
 def fail(made: Path) -> None:
-    raise RuntimeError("the compiler is out of order\nand says more")
+    raise RuntimeError("nothing was to be compiled")
 
 
 def test_a_whole_home_has_nothing_to_tell(home: Path) -> None:
@@ -162,10 +162,21 @@ def test_a_program_that_does_not_load_is_refused_or_left_out(home: Path) -> None
     assert outcome == Outcome("blocks", known(NAME).wanted(1)[0], [line], 0)
 
 
-def test_a_compiler_that_fails_in_its_own_way_is_refused_in_one_line(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("the compiler is out of order\nand says more"), "the compiler is out of order"),
+        (RecursionError("maximum recursion depth exceeded\n\nWhile executing"), "maximum recursion depth exceeded"),
+        (OSError(28, "No space left on device"), "[Errno 28] No space left on device"),
+        (AssertionError(), "AssertionError"),
+    ],
+)
+def test_a_compiler_that_fails_in_its_own_way_is_refused_in_one_line(home: Path, error: Exception, said: str) -> None:
+    def fail(made: Path) -> None:
+        raise error
+
     shutil.rmtree(home / "code" / "forwards")
-    outcome = write(home, "compiled", fail)
-    assert outcome.error == "the compiled runner can't run tiny: the compiler is out of order"
+    assert write(home, "compiled", fail).error == f"the compiled runner can't run tiny: {said}"
     assert not list((home / "code" / "forwards").iterdir())
 
 
