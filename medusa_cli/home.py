@@ -107,12 +107,12 @@ def _places() -> Iterator[Path]:
                 f"MEDUSA_HOME is {home}, which is another folder wherever a command is started: code is run from it",
                 f"give the whole path: MEDUSA_HOME={wanted.absolute()}",
             )
-        yield wanted.resolve()
+        yield Path(os.path.realpath(wanted))
     # relative ones are invalid by the specification of these folders, and would run code from the current one
     named = (os.environ.get("XDG_CACHE_HOME"), os.path.expanduser("~/.cache"), _listed_home())
-    yield from (Path(each).resolve() / "medusa" for each in named if each and os.path.isabs(each))
+    yield from (Path(os.path.realpath(each)) / "medusa" for each in named if each and os.path.isabs(each))
     if hasattr(os, "geteuid"):
-        yield Path(tempfile.gettempdir()).resolve() / f"medusa-{os.geteuid()}"
+        yield Path(os.path.realpath(tempfile.gettempdir())) / f"medusa-{os.geteuid()}"
 
 
 def _close(home: Path) -> None:

@@ -90,6 +90,15 @@ def test_a_link_is_followed_once(user: Path, open_folder: Path, monkeypatch: pyt
     assert cache_home() == open_folder / "disk" / "home"
 
 
+def test_a_link_that_leads_to_itself_is_a_place_that_takes_no_files(
+    user: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (user / "loop").symlink_to(user / "loop")
+    monkeypatch.setenv("MEDUSA_HOME", str(user / "loop"))
+    with pytest.raises(OSError, match="symbolic links"):
+        (cache_home() / "file").write_text("")
+
+
 def test_a_named_home_keeps_its_mode(open_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (open_folder / "mine").mkdir(mode=0o755)
     monkeypatch.setenv("MEDUSA_HOME", str(open_folder / "mine"))

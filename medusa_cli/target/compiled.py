@@ -22,7 +22,7 @@ import transformers
 from torch import Tensor, nn
 
 from medusa_cli.contracts import Seen
-from medusa_cli.home import say_once
+from medusa_cli.home import say_once, why_not_private
 from medusa_cli.kernels import graph
 from medusa_cli.kernels.attend import Nodes
 from medusa_cli.kernels.native import CannotCompile, code_home, compiler, fingerprint
@@ -151,13 +151,22 @@ def _torch_in_private(folder: Path) -> Iterator[str]:
     """
     from torch._inductor.runtime.cache_dir_utils import temporary_cache_dir
 
-    with TemporaryDirectory(dir=folder) as work, temporary_cache_dir(work):
+    # torch quotes no path: one with a space needs another place, of a name that nobody can guess
+    within = folder if _is_one_word(str(folder)) else None
+    with TemporaryDirectory(dir=within) as work, temporary_cache_dir(work):
+        if fault := why_not_private(Path(work)):
+            raise CannotCompile(fault)
         yield _as_one_word(compiler(FOR_TORCH), Path(work))
+
+
+def _is_one_word(text: str) -> bool:
+    """Whether a shell takes it as it is."""
+    return shlex.quote(text) == text
 
 
 def _as_one_word(command: Sequence[str], folder: Path) -> str:
     """The compiler's path, or that of a program which calls it with its options: torch takes no more than one word."""
-    if len(command) == 1:
+    if len(command) == 1 and _is_one_word(command[0]):
         return command[0]
     name = next(word for word in reversed(command) if shutil.which(word))
     calls = folder / Path(name).name

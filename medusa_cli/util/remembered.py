@@ -7,8 +7,6 @@ short while only; whoever learns better later corrects it (`revise`).
 
 import hashlib
 import json
-import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,13 +16,13 @@ from typing import Any, Generic, TypeVar
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.home import cache_home
+from medusa_cli.util.trusted import read_private
 
 T = TypeVar("T")
 Key = Mapping[str, str]
 Read = Callable[[Any], T]
 
 FRESH = timedelta(minutes=10)  # a fact from a busy moment: it saves the next start from waiting, and rules no longer
-_MOST_BYTES = 1_000_000
 _NO_FACT = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
@@ -110,11 +108,9 @@ def _file(kind: str, key: Key) -> Path:
 
 
 def _fact(file: Path, read: Read[T]) -> Fact[T] | None:
-    """The fact in a file; None when there is none, or the file isn't ours, or holds something else."""
+    """The fact in a file; None when there is none, or others may write it, or it holds something else."""
     try:
-        if not _is_ours(file):
-            return None
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(read_private(file) or b"")
         key, at, disturbed = content["key"], datetime.fromisoformat(content["at"]), content["disturbed"]
         typed = isinstance(key, dict) and all(isinstance(part, str) for part in key.values())
         if not typed or at.tzinfo is None or not isinstance(disturbed, bool):
@@ -122,11 +118,3 @@ def _fact(file: Path, read: Read[T]) -> Fact[T] | None:
         return Fact(key, read(content["value"]), at, disturbed)
     except _NO_FACT:
         return None
-
-
-def _is_ours(file: Path) -> bool:
-    """Whether it is a file that no other user can have written. Raises OSError."""
-    found = file.lstat()
-    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
-        return False
-    return not hasattr(os, "getuid") or (found.st_uid == os.getuid() and not found.st_mode & 0o022)

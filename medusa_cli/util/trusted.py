@@ -12,7 +12,7 @@ def is_private(path: Path) -> bool:
 
     True as well where nothing is: whoever reads it finds that out.
     """
-    fault = why_not_private(path) or why_not_private(path.resolve())
+    fault = why_not_private(path) or why_not_private(Path(os.path.realpath(path)))
     if fault is not None:
         say_once(f"{path} isn't used: {fault}")
     return fault is None

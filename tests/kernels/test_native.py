@@ -5,7 +5,7 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from medusa_cli.home import say_once
 from medusa_cli.kernels import native
 from medusa_cli.kernels.native import CannotCompile, library
 from medusa_cli.util import sealed
+from tests.damages import DAMAGES
 
 
 @pytest.fixture(autouse=True)
@@ -120,17 +121,6 @@ def test_a_command_that_is_none_is_told(source: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("CXX", named)
     with pytest.raises(CannotCompile, match=r"no C\+\+ compiler: .*g\+\+"):
         library(source)
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "truncated": lambda file: os.truncate(file, 2000),
-    "empty": lambda file: os.truncate(file, 0),
-    "missing": lambda file: file.unlink(),
-    "a bit is flipped": lambda file: file.write_bytes(file.read_bytes()[:-9] + b"\x01" + file.read_bytes()[-8:]),
-    "longer": lambda file: file.write_bytes(file.read_bytes() + b"more"),
-    "a folder": lambda file: (file.unlink(), file.mkdir()),
-    "a link to nothing": lambda file: (file.unlink(), file.symlink_to("nothing")),
-}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_model
 from medusa_cli.target.sources import Source, find_source
 from medusa_cli.util import sealed
+from tests.damages import DAMAGES
 from tests.tiny_folders import tiny_model, tiny_tokenizer
 
 
@@ -49,14 +50,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [str(place.parent), *sys.path])
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
     return place
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
-    "empty": lambda file: os.truncate(file, 0),
-    "missing": lambda file: file.unlink(),
-    "garbled": lambda file: file.write_bytes(bytes(255 - byte for byte in file.read_bytes())),
-}
 
 
 @pytest.fixture(autouse=True)
