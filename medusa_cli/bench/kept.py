@@ -22,6 +22,7 @@ from medusa_cli.bench.origin import Origin
 from medusa_cli.bench.prompt_set import BenchPrompt
 from medusa_cli.bench.run import Trial
 from medusa_cli.errors import FormatError, MedusaError
+from medusa_cli.util.plain_json import parse_json
 
 _ELSEWHERE = "name another folder with --output-dir"
 _REPLY = ("token_ids", "finish_reason", "num_steps", "kept", "num_nodes", "draft_depth", "time_split")
@@ -120,12 +121,12 @@ class KeptTrials:
         by_id, wanted = {prompt.id: prompt for prompt in prompts}, set(arms)
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
-                batch = json.loads(line)
+                batch = parse_json(line)
                 trials = [_trial(one, batch["repeat"], by_id) for one in batch["trials"]]
                 if {trial.arm for trial in trials} != wanted:
                     raise ValueError(f"not every arm of {', '.join(sorted(wanted))}, or another one")
                 self._held[batch["repeat"], batch["batch"]] = trials
-            except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+            except (ValueError, TypeError, KeyError, IndexError) as error:
                 raise FormatError(
                     f"{self._file}, line {number} is no batch of this bench ({_in_a_line(error)})",
                     "delete that line, and the same command measures the batch again",
@@ -197,10 +198,10 @@ def _read(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise FormatError(f"{file} can't be read: {error}", _ELSEWHERE) from error
     return content
 

@@ -3,7 +3,6 @@
 Sums are merged, never ratios. This file knows no model.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from medusa_cli.errors import FormatError
+from medusa_cli.util.plain_json import parse_json
 
 _HINT = "name files that medusa bench --output-json wrote, or folders of --output-dir"
 
@@ -117,13 +117,13 @@ def read_result(file: Path) -> Result:
             raise FormatError(f"the bench in {file} has not ended", "run its command again: it goes on")
         file = file / "bench.json"
     try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
+        content: Any = parse_json(file.read_text(encoding="utf-8"))
         return Result.model_validate(content)
     except OSError as error:
         raise FormatError(f"can't read {file}: {error.strerror}", _HINT) from error
     except ValidationError as error:
         raise FormatError(f"{file} is no result of medusa bench: {first_fault(error)}", _HINT) from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise FormatError(f"{file} is no JSON: {error}", _HINT) from error
 
 

@@ -6,7 +6,6 @@ which no step can beat. `--shape tiny --device cpu` takes the same way in a mome
 """
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from medusa_cli.target.clock import now
 from medusa_cli.target.load import choose_attention, choose_device, choose_dtype, make_target
 from medusa_cli.target.model import Target
 from medusa_cli.target.weights import step_bytes
+from medusa_cli.util.plain_json import parse_json
 
 PROGRAM = "python -m medusa_cli.bench.shape"
 NODES, CONTEXTS = (1, 32, 64), (128, 2048, 8192)
@@ -225,8 +225,8 @@ def section(document: Document) -> str:
 def is_document(file: Path) -> bool:
     """Whether this looks like a measurement of a shape rather than a result of medusa bench."""
     try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content: Any = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
     return isinstance(content, dict) and "shape" in content
 

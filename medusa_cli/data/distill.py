@@ -19,6 +19,7 @@ from medusa_cli.data.conversations import BadRow, Message
 from medusa_cli.data.template import render, takes_parts
 from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.recipe import DataSettings
+from medusa_cli.util.plain_json import parse_json
 
 SENTINEL = "\u241ftext\u241f"  # stands for the user's text while the template is rendered
 
@@ -116,7 +117,7 @@ def read_written(file: Path) -> list[dict[str, Any]]:
     text = file.read_bytes()
     whole = text.rfind(b"\n") + 1
     try:
-        rows = [json.loads(line) for line in text[:whole].splitlines()]
+        rows = [parse_json(line) for line in text[:whole].splitlines()]
     except ValueError as error:
         raise DataError(f"{file} is damaged: {error}", _WRITE_AGAIN) from error
     if whole < len(text):

@@ -14,6 +14,7 @@ from medusa_cli.errors import DataError
 from medusa_cli.home import expanded
 from medusa_cli.lazy import need
 from medusa_cli.util.hub import settle_reach
+from medusa_cli.util.plain_json import parse_json
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _UTF8_HINT = "save it as UTF-8 text"
@@ -68,8 +69,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 def _parse(text: str, path: Path, number: int) -> Any:
     """The JSON value on one line."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return parse_json(text)
+    except ValueError as error:
         raise DataError(f"{path}, line {number}: broken JSON ({error})", "each line must be one JSON object") from error
 
 

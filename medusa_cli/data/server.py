@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from medusa_cli.data.conversations import Message, is_text
 from medusa_cli.errors import DataError
+from medusa_cli.util.plain_json import parse_json
 
 _T = TypeVar("_T")
 LONGEST_WAIT = 60.0  # seconds between two tries
@@ -186,8 +187,8 @@ def _once(server: Server, path: str, body: Any) -> Any:
     except (OSError, http.client.HTTPException) as error:  # also time-outs
         raise _Passing(str(getattr(error, "reason", "") or error) or type(error).__name__) from error
     try:
-        return json.loads(content[:_MOST_BYTES])
-    except (ValueError, RecursionError) as error:
+        return parse_json(content[:_MOST_BYTES])
+    except ValueError as error:
         raise _Passing(f"it answers with what is no JSON ({content[:40]!r})") from error
 
 
@@ -236,9 +237,9 @@ def _names(document: Any) -> list[str]:
 def _message(body: str) -> str:
     """The words in the body of a failure, on one line."""
     try:
-        error = json.loads(body)["error"]
+        error = parse_json(body)["error"]
         body = str(error["message"] if isinstance(error, dict) else error)
-    except (ValueError, RecursionError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         pass
     return " ".join(body.split())[:200]
 

@@ -33,6 +33,7 @@ from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.places import DESCRIPTION
 from medusa_cli.heads.config import HeadsTarget, MedusaConfig, check_belongs
 from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.util.plain_json import parse_json
 
 FORMAT = "medusa-heads"
 VERSION = 2
@@ -151,8 +152,8 @@ def _read_description(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FormatError(f"no heads in {folder.absolute()}: {DESCRIPTION} is missing", "check the --heads path")
     try:
-        description = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+        description = parse_json(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
         raise FormatError(f"{file} is damaged: {error}", _COPY_AGAIN) from error
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise FormatError(f"{file} doesn't describe heads of this program", "check the --heads path")

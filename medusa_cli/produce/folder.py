@@ -20,6 +20,7 @@ from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.home import expanded
 from medusa_cli.recipe import DataSettings, Recipe, TargetSettings
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_settings, recipe_hash
+from medusa_cli.util.plain_json import parse_json
 
 # Settings of the data that may change from run to run: more samples are written to those that are there.
 FREE_DATA = {
@@ -145,7 +146,7 @@ def _found(path: Path) -> dict[str, Any]:
         return {}
     try:
         text = mark.read_text(encoding="utf-8")
-        content = json.loads(text or "{}")
+        content = parse_json(text or "{}")
     except (OSError, ValueError) as error:
         raise TrainingError(f"{mark} can't be read: {error}", _MARK) from error
     if not isinstance(content, dict) or not isinstance(content.get("data", {}), dict):

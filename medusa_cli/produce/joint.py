@@ -40,6 +40,7 @@ from medusa_cli.train.keep import Predictions, predictions
 from medusa_cli.train.loop import Sets
 from medusa_cli.train.measure import Measurement, fit_tree_joint, measure
 from medusa_cli.train.texts import Texts
+from medusa_cli.util.plain_json import parse_json
 
 if TYPE_CHECKING:
     from medusa_cli.produce.heads import Hooks, Material
@@ -198,10 +199,10 @@ def _check_mark(lora: LoraSettings, folder: Path) -> None:
     if not Checkpoints(folder / JOINT, RunIdentity("", "")).exists() or not mark.is_file():
         return
     try:
-        found: Mapping[str, Any] = json.loads(mark.read_text(encoding="utf-8"))
+        found: Mapping[str, Any] = parse_json(mark.read_text(encoding="utf-8"))
         if not isinstance(found, dict):
             raise ValueError("no JSON object")
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise TrainingError(f"{mark} can't be read: {error}", f"delete {mark.parent} to adapt anew") from error
     wanted = _learning(lora)
     differing = [name for name in wanted if found.get(name, wanted[name]) != wanted[name]]

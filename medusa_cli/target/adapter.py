@@ -27,6 +27,7 @@ from transformers.pytorch_utils import Conv1D
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import FormatError, HeadsMismatch, RecipeError, TrainingError
 from medusa_cli.recipe import LoraSettings
+from medusa_cli.util.plain_json import parse_json
 
 FOLDER = "adapter"  # beside the heads that belong to the adapted target
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -79,12 +80,12 @@ def stored_adapter(folder: Path, *, fingerprint: str, target_fingerprint: str, o
 def adapter_fingerprint(folder: Path) -> str:
     """A short hash of an adapter's numbers and of the settings that say how they are added. Raises FormatError."""
     try:
-        settings: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        settings: dict[str, Any] = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
         with (folder / WEIGHTS).open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256")
         kept = {name: sorted(value) if isinstance(value, list) else value for name, value in settings.items()}
     # a list has no items, and one of numbers and words no order
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise FormatError(f"the adapter in {folder} can't be read: {error}", "copy the folder again") from error
     learnt = {name: value for name, value in kept.items() if name not in _NOT_LEARNT}
     digest.update(json.dumps(learnt, sort_keys=True).encode())

@@ -1,7 +1,6 @@
 """The library's loaders, with whatever they raise turned into one TargetError that names the model and the fault."""
 
 import hashlib
-import json
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from medusa_cli.errors import TargetError
 from medusa_cli.target.sources import WEIGHTS, Source
 from medusa_cli.util.hub import settle_reach
+from medusa_cli.util.plain_json import parse_json
 
 Loaded = TypeVar("Loaded")
 WEIGHT_FILES = tuple((f"{name}", f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
@@ -149,7 +149,7 @@ def _downloaded(source: Source, revision: str | None) -> list[Path]:
         if file := cached(whole):
             return [Path(file)]
         if listed := cached(index):
-            names = sorted(set(json.loads(Path(listed).read_text(encoding="utf-8"))["weight_map"].values()))
+            names = sorted(set(parse_json(Path(listed).read_text(encoding="utf-8"))["weight_map"].values()))
             parts = [file for name in names if (file := cached(name))]
             return [Path(part) for part in parts] if len(parts) == len(names) else []
     return []

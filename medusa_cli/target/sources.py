@@ -17,6 +17,7 @@ from medusa_cli.errors import TargetError
 from medusa_cli.home import cache_home, expanded, say_once
 from medusa_cli.target.gguf_header import refuse_unread
 from medusa_cli.util import sealed
+from medusa_cli.util.plain_json import parse_json
 
 WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 LONGEST_NAME = 1024  # of a path, where systems allow least
@@ -145,11 +146,11 @@ def _is_heads(path: Path) -> TargetError:
 def _read_object(file: Path) -> dict[str, Any]:
     """The JSON object in a file of the model, or TargetError."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise TargetError(f"can't read {file}: {error}", _COPY_AGAIN) from error
+        content = parse_json(file.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise TargetError(f"{file} is not JSON: {error.msg} in line {error.lineno}", _COPY_AGAIN) from error
+    except (OSError, ValueError) as error:  # among them text that is no UTF-8
+        raise TargetError(f"can't read {file}: {error}", _COPY_AGAIN) from error
     if not isinstance(content, dict):
         raise TargetError(f"{file} holds no JSON object", _COPY_AGAIN)
     return content

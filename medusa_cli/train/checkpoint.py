@@ -21,6 +21,7 @@ from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.recipe import Recipe
 from medusa_cli.train.decodes import Best
+from medusa_cli.util.plain_json import parse_json
 
 _VERSION = 1
 _KEPT = 2
@@ -203,7 +204,7 @@ class TrainLog:
 def _news(line: bytes) -> dict[str, Any] | None:
     """What a line of the log tells; None when it tells nothing."""
     try:
-        values = json.loads(line) if line.endswith(b"\n") else None
+        values = parse_json(line) if line.endswith(b"\n") else None
     except ValueError:
         return None
     return values if isinstance(values, dict) and isinstance(values.get("step"), int) else None

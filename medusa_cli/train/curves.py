@@ -1,12 +1,12 @@
 """How a training run went, read from its train.jsonl: for the picture in the run folder, and in words for the card."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from medusa_cli.markdown import table_of
+from medusa_cli.util.plain_json import parse_json
 
 PICTURE = "training.png"
 _SHOWN_ROWS = 12
@@ -28,7 +28,7 @@ class Curves:
         """Those of a run folder; nothing where no step was logged."""
         file = folder / "train.jsonl"
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-        rows = [json.loads(line) for line in lines if line.endswith("}\n")]
+        rows = [parse_json(line) for line in lines if line.endswith("}\n")]
         return cls(*([row for row in rows if row["kind"] == kind] for kind in ("train", "eval", "decode")))
 
     @property

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
+from medusa_cli.util.plain_json import parse_json
 
 _VERSION = 1
 _AGAIN = "delete the folder and run the same command again: it is written anew"
@@ -183,7 +184,7 @@ def read_store(folder: Path) -> dict[str, Any]:
     """store.json, or TrainingError."""
     file = folder / "store.json"
     try:
-        store = json.loads(file.read_text(encoding="utf-8"))
+        store = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise TrainingError(f"{file} is damaged: {error}", _AGAIN) from error
     if not isinstance(store, dict) or store.get("version") != _VERSION:
@@ -214,7 +215,7 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     """The complete lines of samples.jsonl, or TrainingError."""
     try:
         text = file.read_bytes() if file.exists() else b""
-        samples = [json.loads(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
+        samples = [parse_json(line) for line in text[: text.rfind(b"\n") + 1].splitlines()]
     except ValueError as error:
         raise TrainingError(f"{file} is damaged: {error}", _AGAIN) from error
     for sample in samples:

@@ -21,6 +21,7 @@ from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import FormatError, MedusaError, TreeError
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.plain_json import parse_json
 
 MAX_NODES = 1024
 _MAX_BYTES = 4_000_000
@@ -188,8 +189,8 @@ def _shortened(text: str, length: int = 60) -> str:
 def _literal(text: str, where: str) -> Any:
     """A JSON document or a Python literal; TreeError when it is neither."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         pass
     try:
         return ast.literal_eval(text.strip())
@@ -242,10 +243,10 @@ def _read_object(file: Path) -> dict[str, Any]:
     """A JSON object in a heads folder, or FormatError."""
     hint = "name a folder that train-heads wrote, or train the heads again"
     try:
-        facts = json.loads(file.read_text(encoding="utf-8"))
+        facts = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FormatError(f"{file} is missing", hint) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise FormatError(f"can't read {file}: {error}", hint) from error
     if not isinstance(facts, dict):
         raise FormatError(f"{file} holds no JSON object", hint)

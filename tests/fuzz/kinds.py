@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from medusa_cli.atomic import write_atomically
+from medusa_cli.errors import MedusaError
 from tests.cli.harness import make_model, run_here
 
 QUICK = ("--dtype", "float32", "--runner", "eager", "-n", 3, "-q")
@@ -40,10 +41,15 @@ class Kind:
 
 
 def run(*args: object) -> None:
-    """The command in this process. Raises Bug unless it ends as a command may."""
+    """The command in this process. Raises MedusaError where it refuses, and Bug unless it ends as a command may."""
     done = run_here(*args)
-    if done.code not in (0, 1, 2, 3) or "this is a bug" in done.err or "Traceback" in done.err:
-        raise Bug(f"exit {done.code}: {done.err.strip()[-300:]}")
+    said = " ".join(done.err.split())
+    if done.code not in (0, 1, 2, 3) or "this is a bug" in said or "Traceback" in said:
+        raise Bug(f"exit {done.code}: {said[-300:]}")
+    if done.code == 1:
+        if "error: " not in said or " hint: " not in said:
+            raise Bug(f"exit 1 without a word: {said[-300:]}")
+        raise MedusaError(*said.split("error: ", 1)[1].split(" hint: ", 1))
 
 
 # --- models ---
@@ -63,11 +69,18 @@ def of_a_model(victims: Mapping[str, str]) -> Kind:
     )
 
 
+GENERATION = {
+    "eos_token_id": [1, 290], "pad_token_id": 2, "do_sample": True, "temperature": 0.9, "top_p": 0.9, "top_k": 50,
+    "repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "bad_words_ids": [[280], [281, 3]], "suppress_tokens": [7],
+    "begin_suppress_tokens": [8], "sequence_bias": [[[9], -1.0]], "min_length": 1, "max_length": 90,
+    "exponential_decay_length_penalty": [50, 1.1], "forced_bos_token_id": None, "transformers_version": "5.24.0",
+}  # fmt: skip
+
+
 def _model(folder: Path) -> None:
     make_model(folder, layers=1)
-    template = json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template")
-    if template:
-        (folder / "chat_template.jinja").write_text(template)
+    # settings that change nothing here, so that there is something to damage
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION))
 
 
 def _gguf(folder: Path) -> None:

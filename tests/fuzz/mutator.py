@@ -187,7 +187,7 @@ def _deepen(value: Any, _: Any, rng: random.Random) -> bytes:
     """A value nested thousands deep, or a little; json.dumps would refuse it."""
     holder, key = _slot(value, rng)
     holder[key] = "HERE"
-    depth = rng.choice([3, 30, 200, 900, DEEP, 100_000])
+    depth = rng.choice([3, 30, 90, 200, rng.randrange(800, 1000), DEEP, 100_000])
     start, end = rng.choice([(b"[", b"]"), (b'{"a":', b"}")])
     return json_of(value).replace(b'"HERE"', start * depth + b"0" + end * depth, 1)
 
