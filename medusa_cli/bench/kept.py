@@ -20,6 +20,7 @@ from medusa_cli.atomic import write_atomically
 from medusa_cli.bench.arms import Reply
 from medusa_cli.bench.origin import Origin
 from medusa_cli.bench.prompt_set import BenchPrompt
+from medusa_cli.bench.results import Result, first_fault
 from medusa_cli.bench.run import Trial
 from medusa_cli.errors import FormatError, MedusaError
 from medusa_cli.util.plain_json import parse_json
@@ -52,12 +53,15 @@ class BenchFolder:
     def report(self) -> dict[str, Any] | None:
         """The report of a run that ended; None while there is more to measure. Raises FormatError."""
         file = self.path / "bench.json"
-        report = _read(file) or None
-        if report and not (isinstance(report.get("arms"), dict) and isinstance(report.get("verdict"), str)):
+        if not (found := _read(file)):
+            return None
+        try:
+            return Result.model_validate(found).model_dump(mode="json")
+        except ValidationError as error:
             raise FormatError(
-                f"{file} is no report of a bench", "delete it: the same command makes it anew of the replies kept here"
-            )
-        return report
+                f"{file} is no report of a bench: {first_fault(error)}",
+                "delete it: the same command makes it anew of the replies kept here",
+            ) from error
 
     @contextmanager
     def to_itself(self) -> Iterator[None]:

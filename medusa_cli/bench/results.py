@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
@@ -17,11 +17,16 @@ from medusa_cli.util.plain_json import parse_json
 _HINT = "name files that medusa bench --output-json wrote, or folders of --output-dir"
 
 
+# what can be counted and shown: a file may hold any number
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Figure = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+
+
 class Category(BaseModel):
     """What an arm did in one category."""
 
-    output_throughput: float | None
-    tokens_per_step: float | None
+    output_throughput: Figure | None
+    tokens_per_step: Figure | None
 
 
 class Answer(BaseModel):
@@ -29,18 +34,46 @@ class Answer(BaseModel):
 
     id: str
     category: str
-    token_ids: list[int]
-    num_steps: int
+    token_ids: list[Count]
+    finish_reason: str
+    num_steps: Count
+    duration: Figure
+
+
+class Latency(BaseModel):
+    """Milliseconds a token of each reply: percentiles over replies."""
+
+    p50: Figure | None
+    p90: Figure | None
+    p99: Figure | None
+
+
+class TimeSplit(BaseModel):
+    """Seconds of each part of a step; None where they weren't measured."""
+
+    draft: Figure | None
+    verify: Figure | None
+    accept: Figure | None
+    keep: Figure | None
+    other: Figure | None
 
 
 class ArmResult(BaseModel):
-    """What an arm did in all."""
+    """What an arm did in all; `report.arm_figures` says what each figure is."""
 
-    output_throughput: float | None
-    duration: float = Field(ge=0)
-    total_output_tokens: int = Field(ge=0)
-    num_steps: int = Field(ge=0)
-    tokens_per_step: float | None
+    output_throughput: Figure | None
+    duration: Figure
+    total_output_tokens: Count
+    num_steps: Count
+    tokens_per_step: Figure | None
+    spec_decode_acceptance_rate: Figure | None
+    spec_decode_acceptance_length: Figure | None
+    spec_decode_num_drafts: Count
+    spec_decode_draft_tokens: Count
+    spec_decode_accepted_tokens: Count
+    spec_decode_per_position_acceptance_rates: list[Figure]
+    latency_ms: Latency
+    time_split: TimeSplit
     categories: dict[str, Category]
     results: list[Answer]
 
@@ -48,8 +81,8 @@ class ArmResult(BaseModel):
 class SameResult(BaseModel):
     """How many replies are the same."""
 
-    same: int
-    of: int
+    same: Count
+    of: Count
 
 
 class DivergenceResult(BaseModel):
@@ -57,8 +90,8 @@ class DivergenceResult(BaseModel):
 
     id: str
     arm: str
-    index: int
-    margin: float | None
+    index: Count
+    margin: Figure | None
     verdict: Literal["near-tie", "mismatch"]
 
 
@@ -70,10 +103,10 @@ class RunResult(BaseModel):
     versions: dict[str, str]
     command: str
     prompts: str
-    num_prompts: int
-    max_new_tokens: int
-    batch_size: int
-    repeats: int
+    num_prompts: Count
+    max_new_tokens: Count
+    batch_size: Count
+    repeats: Count
 
 
 class Result(BaseModel):
@@ -83,19 +116,25 @@ class Result(BaseModel):
     dtype: str
     device: str
     runner: str
-    threads: int
+    threads: Count
     arms: dict[str, ArmResult] = Field(min_length=1)
-    speedup: dict[str, float | None]
-    speedup_spread: dict[str, tuple[float, float] | None]
+    speedup: dict[str, Figure | None]
+    speedup_spread: dict[str, tuple[Figure, Figure] | None]
     identical: dict[str, SameResult]
     divergences: list[DivergenceResult]
+    verdict: str
     run: RunResult
 
     @model_validator(mode="after")
     def _is_whole(self) -> "Result":
-        missing = [name for name in self.others if name not in self.speedup or name not in self.identical]
+        compared = self.speedup.keys() & self.speedup_spread.keys() & self.identical.keys()
+        missing = [name for name in self.others if name not in compared]
         if missing:
             raise ValueError(f"{missing[0]} is compared with nothing")
+        asked = set(self.arms[self.subject].categories)
+        lacking = [name for name, arm in self.arms.items() if set(arm.categories) != asked]
+        if lacking:
+            raise ValueError(f"{lacking[0]} was asked in other categories")
         return self
 
     @property

@@ -27,10 +27,10 @@ from transformers.pytorch_utils import Conv1D
 from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import FormatError, HeadsMismatch, RecipeError, TrainingError
 from medusa_cli.recipe import LoraSettings
-from medusa_cli.util.plain_json import parse_json
+from medusa_cli.target.adapter_settings import CONFIG, COPY_AGAIN, check_ranks, read_adapter_settings
 
 FOLDER = "adapter"  # beside the heads that belong to the adapted target
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
 _JOINT = "+"
 # what may differ between adapters that add the same numbers
 _NOT_LEARNT = {"base_model_name_or_path", "revision", "inference_mode", "peft_version", "auto_mapping", "task_type"}
@@ -79,14 +79,13 @@ def stored_adapter(folder: Path, *, fingerprint: str, target_fingerprint: str, o
 
 def adapter_fingerprint(folder: Path) -> str:
     """A short hash of an adapter's numbers and of the settings that say how they are added. Raises FormatError."""
+    settings = read_adapter_settings(folder)
     try:
-        settings: dict[str, Any] = parse_json((folder / CONFIG).read_text(encoding="utf-8"))
         with (folder / WEIGHTS).open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256")
-        kept = {name: sorted(value) if isinstance(value, list) else value for name, value in settings.items()}
-    # a list has no items, and one of numbers and words no order
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise FormatError(f"the adapter in {folder} can't be read: {error}", "copy the folder again") from error
+    except OSError as error:
+        raise FormatError(f"the adapter in {folder} can't be read: {error}", COPY_AGAIN) from error
+    kept = {name: sorted(value) if isinstance(value, list) else value for name, value in settings.items()}
     learnt = {name: value for name, value in kept.items() if name not in _NOT_LEARNT}
     digest.update(json.dumps(learnt, sort_keys=True).encode())
     return digest.hexdigest()[:16]
@@ -108,7 +107,9 @@ def merge(model: Any, adapter: StoredAdapter, fingerprint: str) -> str:
     from peft import PeftModel
 
     try:
+        settings = read_adapter_settings(adapter.folder)
         tensors = load((adapter.folder / WEIGHTS).read_bytes())
+        check_ranks(settings, tensors, adapter.folder)
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise FormatError(f"the adapter in {adapter.folder} holds numbers that are not finite", "copy it again")
         with _without_warnings():

@@ -50,9 +50,13 @@ def fetch_config(source: Source, revision: str | None) -> Any:
 
 def fetch_tokenizer(source: Source, revision: str | None) -> Any:
     """The model's tokenizer."""
-    return _loading(
+    found = _loading(
         source, "the tokenizer", _COPY_TOKENIZER, lambda: AutoTokenizer.from_pretrained(**_where(source, revision))
     )
+    longest = found.model_max_length  # compared with the length of every text
+    if not isinstance(longest, int | float):
+        raise TargetError(f"{source.name}: model_max_length is {longest!r:.40}, which is no number", _COPY_TOKENIZER)
+    return found
 
 
 def fetch_model(

@@ -26,6 +26,7 @@ from medusa_cli.target.runner import keep_freed_memory, lay_out
 from medusa_cli.target.sources import Source, find_source, licence_of
 from medusa_cli.target.weights import stored
 
+MOST_IDS = 2**31
 SAMPLED_NUMBERS = 64  # of each tensor
 SAMPLED_OF_A_ROW = 8
 
@@ -134,9 +135,9 @@ def stop_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
     for owner in (getattr(model, "generation_config", None), tokenizer):
         named = getattr(owner, "eos_token_id", None)
         ids = named if isinstance(named, list | tuple) else [] if named is None else [named]
-        if not all(isinstance(id_, int) and id_ >= 0 for id_ in ids):
+        if not all(type(id_) is int and 0 <= id_ < MOST_IDS for id_ in ids):
             raise TargetError(
-                f"eos_token_id is {named!r}, which names no token: texts would not end where they should",
+                f"eos_token_id is {named!r:.60}, which names no token: texts would not end where they should",
                 "correct it in the model's generation_config.json or tokenizer_config.json",
             )
         found.update(ids)

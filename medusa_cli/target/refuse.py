@@ -9,6 +9,12 @@ from medusa_cli.errors import TargetError
 
 ATTENTION_KINDS = {"full_attention", "sliding_attention"}
 
+# ten times and more what the largest models have
+_MOST = {
+    "num_hidden_layers": 10_000, "hidden_size": 2**20, "num_attention_heads": 2**16, "num_key_value_heads": 2**16,
+    "head_dim": 2**16, "vocab_size": 2**27, "max_position_embeddings": 2**40,
+}  # fmt: skip
+
 _USE_CAUSAL = "use a decoder-only causal language model"
 
 
@@ -19,6 +25,7 @@ def refuse_config(config: Any, name: str) -> None:
         raise TargetError(f"{name} ({kind}) is an encoder-decoder, not a causal language model", _USE_CAUSAL)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise TargetError(f"{name} ({kind}) is not a causal language model", _USE_CAUSAL)
+    _refuse_sizes(config, name)
     refuse_layers(config, name)
     architectures = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     _refuse_positions(config, architectures[0] if isinstance(architectures, tuple) else architectures, name)
@@ -39,6 +46,17 @@ def refuse_model(model: Any, name: str) -> None:
             f"{name} ({model.config.model_type}) is an encoder: it reads the tokens that are yet to be written",
             _USE_CAUSAL,
         )
+
+
+def _refuse_sizes(config: Any, name: str) -> None:
+    """Refuse sizes that are none: the library takes them, and fails with them, or builds layers without end."""
+    text = config.get_text_config()
+    for size, most in _MOST.items():
+        value = getattr(text, size, None)
+        if value is not None and not (type(value) is int and 1 <= value <= most):
+            raise TargetError(
+                f"{name} ({config.model_type}): {size} is {value!r:.40}, which is no size", "mend its config.json"
+            )
 
 
 def refuse_layers(config: Any, name: str) -> None:

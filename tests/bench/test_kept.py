@@ -1,8 +1,10 @@
 """A bench that was stopped goes on where it stopped, on the same machine and settings alone, and loses nothing."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from medusa_cli.bench.origin import Origin
 from medusa_cli.bench.run import Trial, run_bench
 from medusa_cli.errors import FormatError, MedusaError
 from tests.bench.fakes_bench import FakeArm, FakeClock, plan, prompts, reply
+from tests.bench.test_page import write_result
 
 ASKED = {"model": "tiny", "prompts": "abc", "arms": ["greedy"]}
 ON = {"runner": "eager", "fingerprint": "f"}
@@ -216,11 +219,36 @@ def test_two_runs_at_once_don_t_share_a_folder(tmp_path: Path) -> None:
 def test_the_report_of_a_run_that_ended_is_found(tmp_path: Path) -> None:
     folder = _claimed(tmp_path / "b")
     assert folder.report is None
-    folder.finish({"arms": {}, "verdict": "fine"})
-    assert BenchFolder(tmp_path / "b", ASKED).report == {"arms": {}, "verdict": "fine"}
+    report = _report(tmp_path)
+    folder.finish(report)
+    assert json.dumps(BenchFolder(tmp_path / "b", ASKED).report) == json.dumps(report), "no figure is lost"
     (tmp_path / "b" / "bench.json").write_text("{")
     with pytest.raises(FormatError, match="bench.json can't be read"):
         assert folder.report
+
+
+def _report(folder: Path) -> dict[str, Any]:
+    return json.loads(write_result(folder / "a.json", {"medusa": 1.0, "greedy": 2.0}).read_text())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["verdict"], None), (["speedup"], []), (["speedup", "greedy"], "two"), (["speedup_spread"], {}),
+        (["arms"], {}),
+        (["identical"], {"greedy": [4, 4]}), (["arms", "greedy", "latency_ms"], [1.0]), (["arms", "medusa"], 7),
+        (["arms", "greedy", "spec_decode_num_drafts"], 10**400), (["arms", "greedy", "duration"], float("nan")),
+        (["arms", "greedy", "categories"], {}), (["divergences"], [None]),
+    ],
+)  # fmt: skip
+def test_a_report_with_other_types_within_is_refused_by_their_place(tmp_path: Path, path: list, value: Any) -> None:
+    folder, report = _claimed(tmp_path / "b"), _report(tmp_path)
+    holder = functools.reduce(lambda at, name: at[name], path[:-1], report)
+    holder[path[-1]] = value
+    (folder.path / "bench.json").write_text(json.dumps(report))
+    with pytest.raises(FormatError, match="bench.json is no report of a bench: ") as caught:
+        assert folder.report
+    assert "delete it" in caught.value.hint
 
 
 def test_what_is_kept_is_plain_json(tmp_path: Path) -> None:

@@ -250,9 +250,9 @@ def mix(saved: StoredAdapter) -> None:
         (scale, "another adapter"),
         (damage, "another adapter"),
         (spoil, "can't be"),
-        (list_it, "can't be"),
+        (list_it, "adapter_config.json: "),
         (nest, "can't be"),
-        (mix, "can't be"),
+        (mix, "adapter_config.json: "),
     ],
 )
 def test_an_adapter_that_is_missing_or_another_is_refused(
