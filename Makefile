@@ -8,6 +8,8 @@ PYTEST_ARGS ?= -q
 PROMPTS ?=
 RUNNER ?= compiled
 BENCH ?= runs/bench
+# for `make mutations`: --count N, --kind NAME, --commands for a sample through the program itself
+MUTATIONS ?=
 # for `make soak`: --kills N, --all-lines
 SOAK_ARGS ?=
 
@@ -18,7 +20,7 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-8-bits lint type bench bench-gpu bench-writing bench-training exactness fuzz soak docs clean
+.PHONY: help setup demo test test-8-bits lint type bench bench-gpu bench-writing bench-training exactness fuzz mutations soak docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +84,9 @@ exactness: setup ## the table of docs/exactness.md: every architecture against t
 fuzz: setup ## look for files that crash the readers
 	$(BIN)/python -m pip install -c constraints.txt -e '.[fuzz]'
 	$(BIN)/hypothesis fuzz -- tests/fuzz
+
+mutations: setup ## 5,000 damaged files of each kind through their readers (hours; goes on where it was stopped); MUTATIONS=...
+	$(BIN)/python -m tests.fuzz.mutations $(MUTATIONS)
 
 soak: setup ## kill training runs over and over and compare what they leave; SOAK_ARGS=--all-lines for every place
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)

@@ -80,6 +80,29 @@ def test_a_stop_string_ends_the_text_before_it_and_all_that_is_counted_with_it(g
     assert generate(PROMPT, "--stop", stop).out == cut["text"] + "\n"
 
 
+def test_an_id_that_ends_a_turn_is_no_text_whatever_the_tokenizer_calls_it(
+    generate: Medusa, tiny: Path, tmp_path: Path
+) -> None:
+    ids = generate(PROMPT, "--json", "--drafter", "none", heads=None).document["token_ids"]
+    place = next(place for place, token in enumerate(ids) if place > 2 and token not in ids[:place])
+    model = Path(shutil.copytree(tiny, tmp_path / "model"))
+    settings = json.loads((model / "generation_config.json").read_text())
+    (model / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [1, ids[place]]}))
+    ended = generate(PROMPT, "--json", "-m", model, "--drafter", "none", heads=None).document
+    assert (ended["token_ids"], ended["finish_reason"]) == (ids[: place + 1], "stop")
+    assert ended["text"] == decoded(tiny, ids[:place])
+    assert generate(PROMPT, "-m", model, "--drafter", "none", "-q", heads=None).out == ended["text"] + "\n"
+    whole = generate(PROMPT, "--json", "-m", model, "--drafter", "none", "--ignore-eos", heads=None).document
+    assert whole["text"] == decoded(tiny, ids), "where it ends nothing it is a word like others"
+
+
+def test_a_stop_that_is_a_special_token_is_taken_as_one(generate: Medusa, tiny: Path) -> None:
+    done = generate(PROMPT, "--stop", "x<|im_end|>")
+    assert done.code == 1
+    assert "the stop string 'x<|im_end|>' holds the special token <|im_end|>" in done.err
+    assert generate(PROMPT, "--stop", "<|im_start|>", "-q").code == 0
+
+
 def test_a_text_that_ends_inside_a_character_is_shown_whole(generate: Medusa, tiny: Path) -> None:
     # TGI#131, #333, vmlx-swift#148: halves of characters shown as they came, or a tail that never came
     ids = generate(PROMPT, "--json").document["token_ids"]
