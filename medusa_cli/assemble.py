@@ -8,6 +8,7 @@ from typing import Any, Literal
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.lossless import Lossless
 from medusa_cli.acceptance.shaping import SAMPLING, Shaping, asked_of, in_force, shaping_of
+from medusa_cli.acceptance.typed_settings import check_types, try_out
 from medusa_cli.acceptance.typical import Typical
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
@@ -232,6 +233,7 @@ def load_choosing(asked: Sampling, target: Target) -> Choosing:
     sampling = asked.name != "greedy"
     own = asked_of(target.model.generation_config, sampling=sampling)
     own.pop("temperature", None)
+    check_types(own)
     flags: dict[str, Any] = {"repetition_penalty": asked.repetition_penalty}
     if sampling:
         flags |= {"top_p": asked.top_p, "top_k": asked.top_k, "min_p": asked.min_p}
@@ -241,7 +243,10 @@ def load_choosing(asked: Sampling, target: Target) -> Choosing:
     settings = in_force({**own, **given})
     followed = {name: value for name, value in own.items() if name not in given and name in settings}
     rule, left = _rule(asked, settings)
-    return Choosing(rule, shaping_of(left, target.stop_ids, target.device), followed)
+    shaping = shaping_of(left, target.stop_ids, target.device)
+    if shaping is not None:
+        try_out(shaping, target.vocab_size, target.device)
+    return Choosing(rule, shaping, followed)
 
 
 def _rule(asked: Sampling, settings: Mapping[str, Any]) -> tuple[AcceptanceRule, dict[str, Any]]:

@@ -303,7 +303,7 @@ RECIPE = """
 target: {model: model, dtype: float32, runner: eager}
 heads: {num_heads: 3, draft_vocab: 200}
 data: {num_samples: 6, max_seq_length: 120, max_prompt_tokens: 12, max_answer_tokens: 40, rows: 4, held_out: 0.25}
-train: {max_steps: 4, save_steps: 2, batch_size: 64, loss_chunk: 64}
+train: {epochs: 50, max_steps: 4, save_steps: 2, batch_size: 64, loss_chunk: 64}
 tree: {size: 4, max_size: 7}
 """
 TRAIN = ("train-heads", "-c", "recipe.yaml", "-o", "run", "-q")
