@@ -11,7 +11,9 @@ from medusa_cli.cli import doctor
 from medusa_cli.cli.app import main
 from medusa_cli.home import say_once
 from medusa_cli.kernels import attend, blocks, native
+from medusa_cli.target import attach
 from medusa_cli.target.model import Target
+from medusa_cli.util import busy
 from tests.tiny_folders import CHAT_TEMPLATE, save_tiny
 
 
@@ -242,3 +244,35 @@ def heads_for(model: Path, folder: Path) -> Path:
     folder.mkdir()
     write_heads(MedusaHeads.fresh(config, torch.arange(10), target.output_weight, None), folder)
     return folder
+
+
+@pytest.mark.parametrize("waiting", [0.0, 0.5])
+def test_a_busy_machine_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, waiting: float
+) -> None:
+    monkeypatch.setattr(busy.Meter, "read", lambda self: busy.Contention(waiting, 0.0, 3.0, 2))
+    said = lines(capsys, folder)["machine"]
+    assert said.startswith("busy: 2 cores, load 3.0, our threads waited 50 %" if waiting else "quiet: 2 cores")
+    assert report(capsys, folder)["contention"]["busy"] == bool(waiting)
+
+
+def test_how_threads_wait_is_told(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert lines(capsys, folder)["threads wait"] == "GOMP_SPINCOUNT=7"
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    assert "set GOMP_SPINCOUNT before torch is imported" in lines(capsys, folder)["threads wait"]
+
+
+@pytest.mark.parametrize(("runner", "built"), [("auto", False), ("auto", True), ("packed", False)])
+def test_a_compiled_runner_that_was_never_built_is_named_once_and_only_then(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runner: str, built: bool
+) -> None:
+    monkeypatch.setattr(attach.compiled, "folder_of", lambda model: folder)
+    monkeypatch.setattr(attach, "is_compiled", lambda model: False)
+    monkeypatch.setattr(attach.compiled, "is_built", lambda place: built)
+    monkeypatch.setattr(Target, "attends_natively", True)
+    said = lines(capsys, folder, "--dtype", "float32", "--runner", runner)
+    assert ("quicker" in said) == (runner == "auto" and not built)

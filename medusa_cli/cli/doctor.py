@@ -199,6 +199,8 @@ def _heads(heads: str | None, target: "Target") -> str | None:
 
 def _lines(document: dict[str, Any]) -> dict[str, str]:
     """Label -> sentence."""
+    from medusa_cli.target.attach import NOT_COMPILED
+
     stops = ", ".join(f"{id_} {token}" for id_, token in document["stop_ids"].items())
     adapter = " with the heads' adapter" if "adapter" in document else ""
     named = f"{document['model']}{adapter} ({document['architecture']})"
@@ -206,10 +208,12 @@ def _lines(document: dict[str, Any]) -> dict[str, str]:
         "model": f"{named}, {_metric(document['parameters'])} parameters",
         "device": f"{document['device']} ({document['device_name']}), {document['threads']} threads",
         "dtype": f"{document['dtype']}: {document['dtype_reason']}",
+        "threads wait": document["threads_wait"],
         "forward": f"attention {document['attention']}, runner {document['runner']}",
         "kernels": f"none, so steps are slower: {document['no_kernels']}"
         if document["no_kernels"]
         else "compiled here",
+        **({"quicker": NOT_COMPILED} if document["could_compile"] else {}),
         "layers": ", ".join(_layers(layer) for layer in document["layers"]),
         "memory": f"weights {_metric(document['weights_bytes'])}B",
         "cache": f"{document['cache']}, {_metric(document['cache_bytes_per_token'])}B a token",

@@ -91,6 +91,8 @@ def command(
         check_curves(inspections[0], curves, contexts=bool(lengths))
     here, costs = _costs_here(settings, folder, measure, _Contexts(lengths, inspections[0].tree.num_nodes))
     inspections = [replace(inspection, here=here, contexts=costs) for inspection in inspections]
+    if here and asked.is_open and folder:
+        inspections = [_as_it_pays(inspections[0], folder)]
     _show(_drawing(inspections, drawn), output, console)
     console.print_json(_document(inspections), output_json)
     if curves:  # last: what is known is told even if the picture can't be written
@@ -105,6 +107,11 @@ class _Asked:
     tree: str | None
     tree_size: int | None
     compare: tuple[str, str] | None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether no tree is named: then decoding, too, finds out which pays."""
+        return self.tree is None and self.tree_size is None and self.compare is None
 
 
 def _check_usage(asked: _Asked, drawn: Format, format: Format | None, output: Path | None, *, json: bool) -> None:
@@ -148,7 +155,6 @@ def _costs_here(
 
     And, when it is measured, what it costs by context.
     """
-    from medusa_cli.target import costs
     from medusa_cli.trees.worth import KnownCost
 
     belongs = _belongs(folder)
@@ -156,14 +162,27 @@ def _costs_here(
     if measure:
         known, by_context = _measure(settings, folder, belongs, contexts)
     else:
-        wanted = {name: getattr(settings, name) for name in ("runner", "dtype", "device")}
-        asked = {name: None if value == "auto" else value for name, value in wanted.items()}
-        print_of = belongs.target_fingerprint if belongs else None
-        fitting = costs.found(costs.Asked(settings.model, print_of, **asked))
-        if not fitting:
+        found = _remembered(settings, belongs.target_fingerprint if belongs else None)
+        if found is None:
             return None, []
-        known = fitting[0]
-    return KnownCost("here", known.seconds, known.runner, known.dtype, known.threads, known.measured), by_context
+        known = found
+    date = known.measured
+    return KnownCost("here", known.seconds, known.runner, known.dtype, known.threads, date, known.disturbed), by_context
+
+
+def _remembered(settings: TargetSettings, fingerprint: str | None) -> "Costs | None":
+    """The newest costs of the very settings asked for: what is left to be found out is found out as loading does.
+
+    Which runner `auto` is, only loading finds out; so it is what `auto` took when the model was last loaded here.
+    """
+    from medusa_cli.target import costs
+    from medusa_cli.target.device import choose_device, choose_dtype
+
+    device = choose_device(settings.device)
+    dtype = str(choose_dtype(settings.dtype, device)).removeprefix("torch.")
+    asked = costs.Asked(settings.model, fingerprint, dtype, str(device))
+    runner = costs.chosen_runner(asked) if settings.runner == "auto" else settings.runner
+    return next(iter(costs.found(asked, runner)), None) if runner else None
 
 
 def _measure(
@@ -223,6 +242,21 @@ def _inspect(folder: Path | None, measured: "Measured | None", spec: str | None,
     tree, shape = read_tree(folder), read_shape(folder)
     instead = f", where decoding uses {shape.spec}" if isinstance(shape, DynamicShape) else ""
     return Inspection(f"fixed tree of {folder}{instead}" if instead else f"tree of {folder}", tree, measured)
+
+
+def _as_it_pays(stored: "Inspection", folder: Path) -> "Inspection":
+    """The tree that decoding tends to when none is named: of the size that pays at this machine's costs."""
+    from medusa_cli.assemble import MOST_GUESSES
+    from medusa_cli.trees.build import best_tree
+
+    if stored.measured is None or stored.choice is None:
+        return stored
+    size = min(stored.choice.size, MOST_GUESSES)
+    name = (
+        f"tree that pays best here, heads of {folder}; decoding makes one anew at every step, of up to {MOST_GUESSES} "
+        f"nodes as they pay (--tree {folder}: the one stored)"
+    )
+    return replace(stored, name=name, tree=best_tree(stored.measured.conditional_KR, size))
 
 
 def _document(inspections: "Sequence[Inspection]") -> dict[str, Any]:

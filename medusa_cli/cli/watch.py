@@ -41,6 +41,11 @@ def _draw(curves: "Curves", file: "Path") -> bool:
     return True
 
 
+def _loss(loss: float | None) -> str:
+    """A loss, or that there is none: over no label it would be 0."""
+    return "n/a (no word to learn from)" if loss is None else f"{loss:.3f}"
+
+
 class Watch:
     """Shows a run: one bar for each stage, opened when the stage begins."""
 
@@ -94,26 +99,26 @@ class Watch:
         if event.kind == "eval":
             given = " ".join(f"{right:.2f}" for right in event.conditional_K or [])
             self.say(
-                f"step {event.step}: held-out loss {event.loss:.3f}, right at first guess by head: {accuracy}, "
+                f"step {event.step}: held-out loss {_loss(event.loss)}, right at first guess by head: {accuracy}, "
                 f"where all heads before are right: {given}"
             )
             return
         progress = self._open("training", event.total_steps, event.step)
         pace = f"{event.examples_per_second:,.0f} tokens/s"
-        note = f"loss {event.loss:.3f}  heads {accuracy}  {self._decoded}{pace}"
+        note = f"loss {_loss(event.loss)}  heads {accuracy}  {self._decoded}{pace}"
         progress.advance(event.step - progress.done, note)
 
     def on_joint(self, event: "JointEvent") -> None:
         """A step of heads and adapter together."""
-        if event.loss is None:
+        if event.kind == "save":
             return
         accuracy = " ".join(f"{right:.2f}" for right in event.top1_K or [])
         kept = f"divergence {event.divergence:.4f}, same best token {event.agreement:.1%}"
         if event.kind == "eval":
-            self.say(f"step {event.step}: held-out loss of the heads {event.loss:.3f}, right {accuracy}; {kept}")
+            self.say(f"step {event.step}: held-out loss of the heads {_loss(event.loss)}, right {accuracy}; {kept}")
             return
         progress = self._open("heads and adapter", event.total_steps, event.step)
-        progress.advance(event.step - progress.done, f"loss {event.loss:.3f}  heads {accuracy}  {kept}")
+        progress.advance(event.step - progress.done, f"loss {_loss(event.loss)}  heads {accuracy}  {kept}")
 
     def say(self, text: str) -> None:
         """A sentence."""

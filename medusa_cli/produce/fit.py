@@ -4,9 +4,9 @@ Shape letters: B rows, H hidden.
 """
 
 import math
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
@@ -23,10 +23,11 @@ from medusa_cli.target.model import Target
 from medusa_cli.train.beliefs import Beliefs, beliefs_at
 from medusa_cli.train.corpus import Examples
 from medusa_cli.train.measure import Measurement, PathCounts, fit_tree_joint, measure
-from medusa_cli.trees.build import Choice, StepCost, choose_size, predict
+from medusa_cli.trees.build import GAIN, Choice, StepCost, choose_size, predict
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import write_tree
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.timing import interleaved
 
 NUM_RANKS = 32
 COST_CONTEXT, COST_REPEATS, DRAFT_REPEATS = 256, 21, 30
@@ -73,7 +74,8 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
         drafts = _drafting(target, [drafter, in_shape(heads, _TYPICAL)], repeats=DRAFT_REPEATS)
         ranks = min(BELIEF_RANKS, heads.config.draft_vocab)
         beliefs = beliefs_at(heads, held_out, measurement.ranks, num_ranks=ranks, most=BELIEF_PLACES)
-        choice, shape = _best([(choice, None), *_promises(beliefs, costs, drafts, largest)])
+        promises = [pair for pair in _promises(beliefs, costs, drafts, largest) if pair[0].speedup > GAIN]
+        choice, shape = _best([(choice, None), *promises])
     measurement.save(folder, costs)
     _write(folder, tree, shape, choice, costs)
     return Fitted(measurement, tree, shape, choice)
@@ -98,8 +100,9 @@ def _promises(
         for floor in FLOORS:
             shape = DynamicShape(size, floor)
             played = beliefs.replay(shape)
+            # a step with guesses takes a plain one's time and the draft's at least, whatever noise says
             seconds = sum(
-                count * (cost.seconds(nodes) + dynamic - (fixed if nodes > 1 else 0))
+                count * (max(cost.seconds(nodes) - (fixed if nodes > 1 else 0), cost.seconds(1)) + dynamic)
                 for nodes, count in played.sizes.items()
             )
             ratio = seconds / played.sizes.total() / cost.seconds(1)
@@ -134,14 +137,9 @@ def _write(
 
 @torch.inference_mode()
 def _drafting(target: Target, drafters: Sequence[Drafter], *, repeats: int) -> list[float]:
-    """Median seconds of a proposal by each drafter, interleaved."""
+    """Seconds of a proposal by each drafter, the least of rounds that are interleaved."""
     root_B = torch.zeros(1, dtype=torch.long, device=target.device)
     hidden_BH = torch.ones(1, target.hidden_size, dtype=target.dtype, device=target.device)
     around = Context([[0]], root_B, hidden_BH)
-    seconds: list[list[float]] = [[] for _ in drafters]
-    for _ in range(repeats + 1):
-        for drafter, times in zip(drafters, seconds, strict=True):
-            begun = now(target.device)
-            drafter.propose(around)
-            times.append(now(target.device) - begun)
-    return [statistics.median(times[1:]) for times in seconds]
+    work = {number: partial(drafter.propose, around) for number, drafter in enumerate(drafters)}
+    return [each.least for each in interleaved(work, lambda: now(target.device), rounds=repeats).values()]

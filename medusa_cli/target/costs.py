@@ -23,6 +23,7 @@ _MOST_NODES = 10_000  # of a step; more were never measured
 _CORRECTED = 0.5  # weight of what one run saw, in what is kept
 _NAMES = {"medusa", "torch", "device", "machine", "threads", "fingerprint", "dtype"}
 OFF = 2.0  # plain steps that take so many times what is kept, or so much less: that isn't this machine's any more
+BESIDE_S = 0.005  # that a step may take beside its forward: guessing, accepting, showing text
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Costs:
     def is_off(self, seen: Mapping[int, float]) -> bool:
         """Whether plain steps took so much more or less than this says that it must be measured again."""
         plain = seen.get(1)
-        return plain is not None and not 1 / OFF < plain / self.seconds[1] < OFF
+        return plain is not None and not self.seconds[1] / OFF < plain < OFF * self.seconds[1] + BESIDE_S
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class News:
             total_steps=self._total_steps,
             epoch=step * self._order.batch_size / self._order.num_examples,
             learning_rate=learning_rate(max(step - 1, 0), self._total_steps, self._settings),
-            loss=None if scores is None else float(scores.loss),
+            loss=None if scores is None else scores.mean_loss,
             loss_K=None if scores is None else scores.loss_K.tolist(),
             top1_K=None if scores is None else scores.top1_K.tolist(),
             examples_per_second=done * self._order.batch_size / seconds,
@@ -130,7 +130,8 @@ class News:
 def _flat(event: Event) -> dict[str, float]:
     """An event's numbers by name, one level deep."""
     names = ("tokens_per_step", "speedup") if event.kind == "decode" else ("loss", "learning_rate")
-    values: dict[str, float] = {f"{event.kind}/{name}": getattr(event, name) for name in names}
+    numbers_of: dict[str, float | None] = {name: getattr(event, name) for name in names}
+    values: dict[str, float] = {f"{event.kind}/{name}": one for name, one in numbers_of.items() if one is not None}
     for name, numbers in (("loss", event.loss_K), ("top1", event.top1_K), ("conditional", event.conditional_K)):
         values |= {f"{event.kind}/{name}_head_{head + 1}": number for head, number in enumerate(numbers or [])}
     return values

@@ -86,9 +86,10 @@ class JointOutlets:
     def send(self, event: JointEvent) -> None:
         """Give one event to all."""
         self.log.append({name: value for name, value in asdict(event).items() if value is not None})
-        if self.reporter is not None and event.loss is not None:
+        if self.reporter is not None and event.kind != "save":
             numbers = ("loss", "divergence", "agreement", "heads_weight", "learning_rate")
-            values = {f"joint {event.kind}/{name}": float(getattr(event, name)) for name in numbers}
+            found = {name: getattr(event, name) for name in numbers}
+            values = {f"joint {event.kind}/{name}": float(one) for name, one in found.items() if one is not None}
             self.reporter.log(values, self.first_step + event.step)
         self.on_event(event)
 
@@ -113,7 +114,7 @@ class JointNews:
             total_steps=self._total_steps,
             learning_rate=lora.learning_rate * learning_rate(last, self._total_steps, schedule(lora)),
             heads_weight=heads_weight(last, self._total_steps, lora),
-            loss=None if seen is None else float(seen.scores.loss),
+            loss=None if seen is None else seen.scores.mean_loss,
             loss_K=None if seen is None else seen.scores.loss_K.tolist(),
             top1_K=None if seen is None else seen.scores.top1_K.tolist(),
             divergence=None if seen is None else float(seen.kept.divergence_P.mean()),

@@ -34,6 +34,11 @@ class Scores:
     right_BK: Tensor
 
     @property
+    def mean_loss(self) -> float | None:
+        """The loss; None where no head was asked anything: nothing to learn is no loss of 0."""
+        return float(self.loss) if bool(self.count_K.any()) else None
+
+    @property
     def top1_K(self) -> Tensor:
         """Per head, the share of the pairs asked whose best guess was right; 0 where nothing was asked."""
         return self.right_K / self.count_K.clamp(min=1)

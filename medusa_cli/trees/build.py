@@ -13,6 +13,7 @@ from medusa_cli.errors import TreeError
 from medusa_cli.trees.tree import Path, TokenTree
 
 Accuracies = Sequence[Sequence[float]]
+GAIN = 1.03  # a smaller one is no promise: measured costs differ by as much from one time to the next
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def gain_curve(accuracy_KR: Accuracies, max_size: int) -> list[float]:
 
 
 def choose_size(gains: Sequence[float], cost_of_nodes: Mapping[int, float], max_size: int) -> Choice:
-    """The size that gains the most tokens a second; the smallest of equals, and 0 when nothing pays.
+    """The size that gains the most tokens a second; the smallest of equals, and 0 when nothing pays by more than GAIN.
 
     gains          from `gain_curve`: expected tokens a step, by size
     cost_of_nodes  measured seconds of a step by number of nodes verified, the root included; the entry for 1 is a
@@ -67,7 +68,8 @@ def choose_size(gains: Sequence[float], cost_of_nodes: Mapping[int, float], max_
     """
     cost = StepCost(cost_of_nodes)
     sizes = range(min(max_size, len(gains) - 1) + 1)
-    return max((predict(size, gains[size], cost) for size in sizes), key=lambda choice: choice.speedup)
+    best = max((predict(size, gains[size], cost) for size in sizes), key=lambda choice: choice.speedup)
+    return best if best.speedup > GAIN else predict(0, gains[0], cost)
 
 
 def predict(size: int, tokens: float, cost: "StepCost") -> Choice:

@@ -24,7 +24,7 @@ _NO_COST = (
 def page(inspection: Inspection, width: int) -> str:
     """The tree drawn, its numbers explained, the curves and the budget table, at most `width` columns wide."""
     tokens = inspection.expected_tokens
-    head = [inspection.name, render.counts(inspection.nodes) + _per_depth(inspection.nodes)]
+    head = [*textwrap.wrap(inspection.name, width), render.counts(inspection.nodes) + _per_depth(inspection.nodes)]
     parts = ["\n".join(head), render.to_text(inspection.nodes, width)]
     if inspection.measured is None:
         known = [textwrap.fill(_NO_ACCURACY, width), *_costs_alone(inspection, width), *_contexts(inspection)]
@@ -135,6 +135,7 @@ def provenance(cost: KnownCost) -> str:
     return (
         f"step cost: measured here with runner {cost.runner} on {(cost.date or '')[:10]} ({cost.dtype}, {threads}), "
         "without the time that guessing takes."
+        + (" The machine was busy meanwhile: --measure measures again." if cost.disturbed else "")
     )
 
 

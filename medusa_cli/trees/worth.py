@@ -31,7 +31,8 @@ class KnownCost:
     """Seconds of a step by nodes verified (the root included), and where they were measured.
 
     source   here: on this machine, without the drafter's time; heads: where the heads were trained, with it
-    The other fields say how, and are None for costs that came with the heads.
+    The other fields say how, and are None for costs that came with the heads; disturbed: others had the processor
+    meanwhile.
     """
 
     source: Literal["here", "heads"]
@@ -40,6 +41,7 @@ class KnownCost:
     dtype: str | None = None
     threads: int | None = None
     date: str | None = None
+    disturbed: bool = False
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from medusa_cli.assemble import DrafterChoice
 from medusa_cli.bench import build
 from medusa_cli.bench.arms import Reply
 from medusa_cli.cli.bench import arm_names
+from medusa_cli.util import busy
 from tests.bench.fakes_bench import RULE, SETUP, FakeArm, FakeClock, reply
 from tests.cli.harness import Done, run_here
 
@@ -28,6 +29,7 @@ class World:
         self.plain = [1, 2, 3]
         self.built: list[tuple[Any, ...]] = []
         self.asked_for_room: list[tuple[int, int]] = []
+        self.corrected: list[str] = []
 
     def make_room(self, prompts: Sequence[Sequence[int]], num_rows: int) -> None:
         self.asked_for_room.append((len(prompts), num_rows))
@@ -42,6 +44,7 @@ class World:
         return build.Bench(
             "medusa", arms, RULE, SETUP, 32_000, lambda text: [1, 2], lambda text: list(self.plain),
             lambda ids: torch.tensor([9.0, 0.0] * 20), self.make_room, self.clock, ["note: fakes."], "abc",
+            lambda: self.corrected.append("costs"),
         )  # fmt: skip
 
 
@@ -290,3 +293,15 @@ def test_warm_ups_repeats_and_the_number_of_prompts_are_what_every_arm_runs(
     assert {name: calls.count(name) for name in calls} == {"medusa": 3 + 2 * 2, "greedy": 3 + 2 * 2}
     assert [row["id"] for row in done.document["arms"]["medusa"]["results"]] == ["q0", "q2"]
     assert done.document["arms"]["greedy"]["duration"] == pytest.approx(2 * 2 * 2.0), "warm-ups aren't counted"
+
+
+@pytest.mark.parametrize("waiting", [0.0, 1.3])
+def test_a_busy_machine_is_told_and_corrects_nothing_that_is_remembered(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch, waiting: float
+) -> None:
+    monkeypatch.setattr(busy.Meter, "read", lambda self: busy.Contention(waiting, 0.0, 8.1, 2))
+    report = json.loads(_run("--prompts", file, "--json").out)
+    said = "warning: the machine was busy: 2 cores, load 8.1, our threads waited 130 % of the time for a core"
+    assert (said in report["verdict"]) == (waiting > 1)
+    assert report["run"]["contention"]["busy"] == (waiting > 1)
+    assert world.corrected == ([] if waiting else ["costs"])

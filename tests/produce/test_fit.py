@@ -1,5 +1,6 @@
 """The tree fitted to accuracies and costs, and the measured cost of a step."""
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -54,8 +55,10 @@ def test_the_cost_is_measured_for_every_size_that_fits_and_pays_for_the_drafter(
             asked.append(context.root_B.shape)
             return super().propose(context)
 
-    costs = step_cost.measure(target, range(1, 9), context=16, rounds=2, propose=Counting().propose)
-    assert costs == dict.fromkeys(range(1, 9), 1.0)
+    costs = step_cost.measure(
+        target, range(1, 9), context=16, rounds=2, patience_s=math.inf, propose=Counting().propose
+    )
+    assert costs.seconds == dict.fromkeys(range(1, 9), 1.0)
     assert len(asked) == 3 * 7
 
 
@@ -119,3 +122,15 @@ def test_drafters_are_timed_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(10_000))
     monkeypatch.setattr(fit, "now", lambda device: float(next(ticks)))
     assert fit._drafting(target_of(tiny_model("llama")), [NoDrafter(), NoDrafter()], repeats=3) == [1.0, 1.0]
+
+
+def test_a_draft_that_seems_to_take_no_time_makes_no_step_cheaper_than_a_plain_one() -> None:
+    never_right = beliefs(0.5, 0.0)
+    for choice, _ in fit._promises(never_right, FLAT, (0.5, 0.1), largest=8):
+        assert choice.cost_ratio >= 1
+        assert choice.speedup <= 1
+
+
+def test_heads_that_are_never_right_are_promised_nothing() -> None:
+    tree, choice = fit._choose(PathCounts(100, Counter()), FLAT, None, largest=7)
+    assert (tree.num_nodes, choice.expected_tokens, choice.speedup) == (1, 1.0, 1.0)

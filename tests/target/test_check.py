@@ -1,5 +1,6 @@
 """The self-check passes where our forward is the library's, and finds each way in which it is not."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -229,12 +230,14 @@ def test_a_failed_check_is_not_remembered_and_names_model_and_difference(monkeyp
 def test_a_damaged_memory_is_checked_again_and_mended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     runs = counted(monkeypatch)
     checked(target_of())
-    (file,) = (tmp_path / "home" / "checks").iterdir()
-    for damage in ('{"result": {"ok"', "[]", '{"result": {"ok": true}}'):
+    (file,) = (tmp_path / "home" / "remembered" / "checks").iterdir()
+    whole = json.loads(file.read_text())
+    spoilt = [{**whole, "value": value} for value in ({"ok": True}, {**whole["value"], "ok": False}, 3)]
+    for damage in ('{"value": {"ok"', "[]", *map(json.dumps, spoilt)):
         file.write_text(damage)
         checked(target_of())
     checked(target_of())
-    assert len(runs) == 4
+    assert len(runs) == 6
 
 
 def test_where_nothing_can_be_written_the_check_runs_each_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ from torch import nn
 
 from medusa_cli.contracts import Seen
 from medusa_cli.errors import TargetError
-from medusa_cli.home import cache_home
 from medusa_cli.kernels.blocks import BlockLinear, functions
 from medusa_cli.kernels.native import CannotCompile
 from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.target import attach, quickest
 from medusa_cli.target.attach import attach_forward, attach_graphs, choose_runner
 from medusa_cli.target.graphs import Recorded
+from medusa_cli.util import remembered
+from medusa_cli.util.busy import Contention
+from medusa_cli.util.timing import Times
 from tests.recorder import on_cpu
 from tests.tiny_models import quantised_model, target_of, tiny_model
 
@@ -37,12 +40,13 @@ def slow(monkeypatch: pytest.MonkeyPatch, slow_one: type[nn.Module]) -> list[typ
     """A clock to which layers of one kind take ten times as long; returns what was timed."""
     timed = []
 
-    def seconds(layers: list[nn.Module], inputs: Any) -> float:
-        layers[0](inputs)
-        timed.append(type(layers[0]))
-        return 10.0 if type(layers[0]) is slow_one else 1.0
+    def interleaved(work: dict[Any, Any], now: Any, *, rounds: int) -> dict[Any, Times]:
+        for run in work.values():
+            run()
+            timed.append(type(run.layers[0]))
+        return {name: Times((10.0 if type(run.layers[0]) is slow_one else 1.0,)) for name, run in work.items()}
 
-    monkeypatch.setattr(quickest, "_seconds_each", seconds)
+    monkeypatch.setattr(quickest, "interleaved", interleaved)
     return timed
 
 
@@ -65,7 +69,7 @@ def test_weights_on_no_grid_are_not_offered_blocks(every_size: None, monkeypatch
     slow(monkeypatch, nn.Linear)
     assert target_of(tiny_model("llama"), runner="auto").identity.runner == "packed"
     layers = [module for module in tiny_model("llama").modules() if type(module) is nn.Linear]
-    assert list(quickest.layout_seconds(layers, blocks=True)) == ["packed", "eager"]
+    assert list(quickest.layout_seconds(layers, blocks=True).seconds) == ["packed", "eager"]
 
 
 def test_where_packing_is_slow_layers_stay_as_they_are(every_size: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +81,7 @@ def test_where_packing_is_slow_layers_stay_as_they_are(every_size: None, monkeyp
 
 def test_the_real_clock_finds_some_seconds_for_every_layout() -> None:
     layers = [module for module in tiny_model("llama").modules() if type(module) is nn.Linear]
-    assert all(took > 0 for took in quickest.layout_seconds(layers, blocks=False).values())
+    assert all(took > 0 for took in quickest.layout_seconds(layers, blocks=False).seconds.values())
 
 
 def test_a_small_lead_is_noise_and_a_large_one_counts() -> None:
@@ -99,22 +103,43 @@ def test_what_was_measured_once_is_remembered_and_said(
     assert (first.levelno, again.levelno) == (logging.INFO, logging.DEBUG), "news once, then for whoever asks"
 
 
+def value_in(text: str) -> str:
+    """The value of a remembered fact, as it is written."""
+    return json.dumps(json.loads(text)["value"])
+
+
+def test_a_choice_made_in_a_busy_moment_does_not_rule_for_good(
+    every_size: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow(monkeypatch, PackedLinear)
+    monkeypatch.setattr(quickest.Meter, "read", lambda self: Contention(1.4, 0.0, 8.0, 2))
+    assert target_of(tiny_model("llama"), runner="auto").identity.runner == "eager"
+    assert "the machine is busy" in caplog.text
+    monkeypatch.setattr(quickest.Meter, "read", lambda self: Contention(0.0, 0.0, 0.1, 2))
+    timed = slow(monkeypatch, nn.Linear)
+    assert target_of(tiny_model("llama"), runner="auto").identity.runner == "eager", "for some minutes it does"
+    monkeypatch.setattr(remembered, "FRESH", timedelta(0))
+    assert target_of(tiny_model("llama"), runner="auto").identity.runner == "packed"
+    assert timed
+
+
 @pytest.mark.parametrize(
     "spoilt",
     [
-        "{", "[]", '{"seconds": {}}', '{"seconds": {"packed": "nan"}}', '{"seconds": 1}',
+        "{", "[]", '{"seconds": {}}', '{"seconds": {"packed": "nan"}}', '{"seconds": 1}', "1",
         f'{{"seconds": {{"packed": 1{400 * "0"}}}}}',
     ],
 )  # fmt: skip
 def test_a_spoilt_memory_is_measured_anew(every_size: None, monkeypatch: pytest.MonkeyPatch, spoilt: str) -> None:
     timed = slow(monkeypatch, PackedLinear)
     target_of(tiny_model("llama"), runner="auto")
-    (file,) = (cache_home() / "runners").iterdir()
-    file.write_text(spoilt)
+    (file,) = remembered.folder("runners").iterdir()
+    whole = file.read_text()
+    file.write_text(spoilt if spoilt in "{[]" else whole.replace(value_in(whole), spoilt))
     measured = len(timed)
     assert target_of(tiny_model("llama"), runner="auto").identity.runner == "eager"
     assert len(timed) > measured
-    assert json.loads(file.read_text())["seconds"]
+    assert json.loads(file.read_text())["value"]["seconds"]
 
 
 def test_a_home_that_can_not_be_written_to_costs_the_measurement_and_no_more(
@@ -138,8 +163,14 @@ def test_measuring_draws_no_random_numbers(every_size: None) -> None:
 
 def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: dict[bool, float]) -> None:
     """Steps with and without graphs take so long."""
+
+    def interleaved(work: dict[Any, Any], now: Any, *, rounds: int) -> dict[Any, Times]:
+        for run in work.values():
+            run()
+        return {name: Times((seconds[run.on] / 2,)) for name, run in work.items()}
+
     monkeypatch.setattr(attach, "on_cuda", lambda device: on_cpu)
-    monkeypatch.setattr(quickest, "step_seconds", lambda target: seconds[target.graphed is not None])
+    monkeypatch.setattr(quickest, "interleaved", interleaved)
 
 
 @pytest.mark.parametrize(("with_graphs", "runner"), [(1.0, "graphs"), (2.05, "graphs"), (4.0, "eager")])
@@ -186,8 +217,10 @@ def test_what_was_measured_in_one_dtype_or_attention_says_nothing_of_another(
         (1.0, "float32", "eager"),
     ):
         by_clock(monkeypatch, {True: with_graphs, False: 2.0})
+        found = quickest.Compared({"graphs": with_graphs, "without graphs": 2.0}, disturbed=False)
+        monkeypatch.setattr(quickest, "forward_seconds", lambda target, name, attach, found=found: found)
         target = target_of(tiny_model("llama"), attention)
-        monkeypatch.setattr(attach, "step_seconds", lambda target: 1.0)
+        monkeypatch.setattr(attach, "try_steps", lambda target: None)
         target.dtype = getattr(torch, dtype)
         attach_graphs(target, by_measurement=True)
         assert (target.graphed is not None) == (with_graphs == 1.0), (dtype, attention)

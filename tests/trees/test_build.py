@@ -127,3 +127,8 @@ def test_noisy_costs_are_pooled_so_that_more_nodes_are_never_cheaper() -> None:
 def test_costs_that_are_no_curve_are_refused(points: dict[int, float]) -> None:
     with pytest.raises(TreeError, match="are no curve"):
         StepCost(points)
+
+
+def test_a_gain_within_the_noise_of_measured_costs_is_no_promise() -> None:
+    assert choose_size([1.0, 1.02], {1: 1.0, 2: 1.0}, 1).size == 0
+    assert choose_size([1.0, 1.04], {1: 1.0, 2: 1.0}, 1).size == 1

@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ import torch
 
 from medusa_cli.errors import DataError, TreeError
 from medusa_cli.formats import places
-from medusa_cli.target.costs import Costs, keep, machine_of
+from medusa_cli.target.costs import CHOICES, Costs, keep, setting_of
 from medusa_cli.util.pip_hints import extra_hint
+from medusa_cli.util.remembered import remember
 from tests.trees.inspecting import make_heads, out_of, run, with_cost
 
 
@@ -61,33 +64,70 @@ def test_the_document_has_the_whole_curve_and_whose_costs_it_is_reckoned_with(he
 
 @pytest.fixture
 def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Costs:
-    """Costs that an earlier run measured here, and remembered."""
+    """Costs that an earlier run measured here with the runner that `auto` took, and remembered."""
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    key = {**setting_of(torch.device("cpu")), "fingerprint": "abc", "dtype": "float32"}
     costs = Costs(
         seconds={1: 0.01, 8: 0.02},
+        laps={},
+        spread=0.0,
+        disturbed=False,
         target="smollm2-135m",
-        fingerprint="abc",
         runner="compiled",
-        dtype="float32",
+        attention="medusa_grouped",
         device="cpu",
-        machine=machine_of(torch.device("cpu")),
-        threads=torch.get_num_threads(),
-        measured="2026-11-30T07:00:00+00:00",
+        machine=key["machine"],
+        threads=int(key["threads"]),
+        measured="",
+        fingerprint="abc",
+        dtype="float32",
     )
-    keep(costs, "one")
+    keep(costs, {**key, "runner": "compiled", "attention": "medusa_grouped"})
+    keep(replace(costs, seconds={1: 9.0, 8: 9.0}), {**key, "dtype": "bfloat16", "runner": "eager", "attention": "sdpa"})
+    keep(replace(costs, seconds={1: 8.0, 8: 8.0}), {**key, "runner": "eager", "attention": "sdpa"})
+    remember(CHOICES, key, {"target": "smollm2-135m", "runner": "compiled"})
     return costs
 
 
 def test_costs_remembered_on_this_machine_go_before_those_of_the_heads(heads: Path, remembered: Costs) -> None:
     with_cost(heads, {1: 0.04, 64: 0.08})
     out = " ".join(out_of("--heads", heads).split())
-    assert "step cost: measured here with runner compiled on 2026-11-30 (float32, " in out
+    assert "step cost: measured here with runner compiled on " in out
+    assert "(float32, " in out
     document = json.loads(out_of("--heads", heads, "--json"))
+    date = document["step_cost"].pop("date")
+    assert datetime.fromisoformat(date).tzinfo is not None
     assert document["step_cost"] == {
         "source": "here", "seconds": {"1": 0.01, "8": 0.02}, "runner": "compiled", "dtype": "float32",
-        "threads": remembered.threads, "date": remembered.measured,
+        "threads": remembered.threads, "disturbed": False,
     }  # fmt: skip
     assert document["budget"][1]["cost_ratio"] == pytest.approx(1 + 4 / 7)
+
+
+def test_costs_of_the_settings_asked_for_are_the_answer_whatever_ran_last(heads: Path, remembered: Costs) -> None:
+    def seconds(*flags: str) -> float:
+        return json.loads(out_of("--heads", heads, "--json", *flags))["step_cost"]["seconds"]["1"]
+
+    assert seconds() == seconds("--dtype", "float32") == seconds("--runner", "compiled") == 0.01
+    assert seconds("--runner", "eager") == 8.0
+    assert seconds("--dtype", "bfloat16", "--runner", "eager") == 9.0
+    assert json.loads(out_of("--heads", heads, "--json", "--dtype", "bfloat16"))["step_cost"] is None
+
+
+def test_the_tree_drawn_is_the_one_that_decoding_tends_to_here(heads: Path, remembered: Costs) -> None:
+    document = json.loads(out_of("--heads", heads, "--json"))
+    assert document["tree"]["num_nodes"] == min(16, document["choice"]["size"]) != 8
+    assert document["name"].startswith("tree that pays best here")
+    stored = json.loads(out_of("--heads", heads, "--json", "--tree", heads))
+    assert stored["tree"]["num_nodes"] == 8
+    assert json.loads(out_of("--heads", heads, "--json", "--tree-size", 3))["tree"]["num_nodes"] == 3
+
+
+def test_costs_from_a_busy_moment_are_told_as_such(heads: Path, remembered: Costs) -> None:
+    key = {**setting_of(torch.device("cpu")), "fingerprint": "abc", "dtype": "float32"}
+    keep(replace(remembered, disturbed=True), {**key, "runner": "compiled", "attention": "medusa_grouped"})
+    assert "The machine was busy meanwhile" in " ".join(out_of("--heads", heads).split())
 
 
 def test_costs_of_another_runner_than_the_one_asked_for_are_left_out(heads: Path, remembered: Costs) -> None:
