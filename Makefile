@@ -10,6 +10,9 @@ RUNNER ?= compiled
 BENCH ?= runs/bench
 # for `make mutations`: --count N, --kind NAME, --commands for a sample through the program itself
 MUTATIONS ?=
+# `make bench-busy`: another checkout (git worktree add), and rounds
+BEFORE ?= ../before
+ROUNDS ?= 5
 # for `make soak`: --kills N, --all-lines
 SOAK_ARGS ?=
 
@@ -20,7 +23,7 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-8-bits lint type bench bench-gpu bench-writing bench-training exactness fuzz mutations soak docs clean
+.PHONY: help setup demo test test-8-bits lint type bench bench-gpu bench-writing bench-training bench-busy exactness fuzz mutations soak docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,6 +79,9 @@ bench-writing: setup ## the data stage's writer against transformers' batched ge
 
 bench-training: setup ## learning from kept hidden states against re-running the target at every step
 	$(BIN)/python -m medusa_cli.produce.rerun
+
+bench-busy: setup ## this checkout against another at rest and beside two busy neighbours; BEFORE=../checkout ROUNDS=5
+	$(BIN)/python -m tests.busy_table --side before=$(BEFORE) --side now=. --rounds $(ROUNDS) --gate
 
 exactness: setup ## the table of docs/exactness.md: every architecture against transformers, token by token
 	$(BIN)/python -m tests.exactness_table

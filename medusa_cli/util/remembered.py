@@ -61,9 +61,12 @@ def recall(kind: str, key: Key, read: Read[T]) -> Fact[T] | None:
 
 def remember(kind: str, key: Key, value: Mapping[str, Any], *, disturbed: bool = False) -> None:
     """Keep a fact. A home that takes no files costs the same work again, and no error."""
-    at = datetime.now(UTC).isoformat(timespec="seconds")
-    text = json.dumps({"key": dict(key), "value": dict(value), "at": at, "disturbed": disturbed})
-    file = _file(kind, key)
+    _write(_file(kind, key), Fact(key, value, datetime.now(UTC), disturbed))
+
+
+def _write(file: Path, fact: Fact[Mapping[str, Any]]) -> None:
+    at = fact.at.isoformat(timespec="seconds")
+    text = json.dumps({"key": dict(fact.key), "value": dict(fact.value), "at": at, "disturbed": fact.disturbed})
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(file, text + "\n")
@@ -71,7 +74,8 @@ def remember(kind: str, key: Key, value: Mapping[str, Any], *, disturbed: bool =
 
 
 def revise(kind: str, key: Key, read: Read[T], change: Callable[[Fact[T]], Mapping[str, Any] | None]) -> None:
-    """Correct what is kept now, which another process may have corrected meanwhile. Nothing is made that isn't there.
+    """Correct what is kept now, which another process may have corrected meanwhile. Nothing is made that isn't there,
+    and nothing becomes younger or surer by it.
 
     change   from the fact as it is to its new value; None forgets it
     """
@@ -82,7 +86,7 @@ def revise(kind: str, key: Key, read: Read[T], change: Callable[[Fact[T]], Mappi
     if value is None:
         forget(kind, key)
     else:
-        remember(kind, key, value)
+        _write(_file(kind, key), Fact(key, value, fact.at, fact.disturbed))
 
 
 def forget(kind: str, key: Key) -> None:

@@ -274,6 +274,7 @@ def test_the_document_says_when_where_and_how_it_was_measured(world: World, file
     run = _run("--prompts", file, "--repeats", 2, "--json").document["run"]
     assert set(run) == {
         "date", "machine", "versions", "command", "prompts", "num_prompts", "max_new_tokens", "batch_size", "repeats",
+        "contention",
     }  # fmt: skip
     assert (run["num_prompts"], run["max_new_tokens"], run["batch_size"], run["repeats"]) == (4, 128, 1, 2)
     assert set(run["versions"]) == {"medusa", "python", "torch", "transformers"}

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.target import load
+from medusa_cli.target import costs, load
+from medusa_cli.util import busy
 from tests.cli.harness import Medusa, make_model
 
 STARTS = {"json": "{", "dot": "digraph", "svg": "<svg", "medusa-choices": "[", "text": "tree of "}
@@ -31,11 +32,47 @@ def test_costs_are_measured_here_on_demand_and_found_again_without_the_model(
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
     args = ("inspect-tree", "--heads", heads, "--json")
     assert medusa(*args).document["step_cost"]["source"] == "heads"
-    measured = medusa(*args, "--measure", "-m", tiny, "--dtype", "float32", "--runner", "packed").document["step_cost"]
+    float32 = ("--dtype", "float32")
+    measured = medusa(*args, *float32, "--measure", "-m", tiny, "--runner", "packed").document["step_cost"]
     assert (measured["source"], measured["runner"], measured["dtype"]) == ("here", "packed", "float32")
+    medusa(*args, *float32, "--measure", "-m", tiny, "--runner", "eager")
     monkeypatch.setattr(load, "load_target", None)
-    assert medusa(*args).document["step_cost"] == measured
-    assert medusa(*args, "--runner", "eager").document["step_cost"]["source"] == "heads"
+    assert medusa(*args, *float32, "--runner", "packed").document["step_cost"] == measured
+    assert medusa(*args, *float32, "--runner", "eager").document["step_cost"]["runner"] == "eager"
+    assert medusa(*args, "--dtype", "bfloat16", "--runner", "eager").document["step_cost"]["source"] == "heads"
+
+
+def test_one_run_in_another_dtype_changes_no_answer(
+    medusa: Medusa, tiny: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
+    args = ("inspect-tree", "--heads", heads, "--json", "-m", tiny)
+    write = ("generate", "Hi", "-m", tiny, "--heads", heads, "-n", 4, "--json")
+    assert medusa(*write, "--dtype", "float32").code == 0
+    mine = medusa(*args, "--dtype", "float32").document
+    assert (mine["step_cost"]["source"], mine["step_cost"]["dtype"]) == ("here", "float32")
+    assert medusa(*write, "--dtype", "bfloat16").code == 0
+    assert medusa(*args, "--dtype", "float32").document == mine
+    other = medusa(*args, "--dtype", "bfloat16").document["step_cost"]
+    assert (other["source"], other["dtype"]) == ("here", "bfloat16")
+
+
+def test_a_run_left_alone_leaves_what_its_steps_took(
+    medusa: Medusa, tiny: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(costs, "BESIDE_S", 60.0)  # tests run beside others
+    monkeypatch.setattr(costs, "OFF", 1e9)
+    write = ("generate", "Hi", "-m", tiny, "--dtype", "float32", "--heads", heads, "-n", 40, "--ignore-eos", "--json")
+
+    def laps(waiting: float) -> dict[str, float]:
+        monkeypatch.setattr(busy.Meter, "read", lambda self: busy.Contention(waiting, 0.0, 1.0, 2))
+        assert medusa(*write).code == 0
+        (file,) = (tmp_path / "home" / "remembered" / "costs").glob("*.json")
+        return json.loads(file.read_text())["value"]["laps"]
+
+    assert laps(waiting=2.0) == {}, "what neighbours took says nothing of the next run"
+    assert laps(waiting=0.0)
 
 
 def test_heads_of_another_model_are_refused_before_its_costs_are_measured(

@@ -130,6 +130,13 @@ def test_a_correction_starts_from_what_another_process_wrote_meanwhile() -> None
     assert known() is None, "nothing is made of nothing"
 
 
+def test_a_correction_makes_a_fact_no_younger_and_no_surer(home: Path) -> None:
+    remember("things", KEY, {"n": 3}, disturbed=True)
+    before = json.loads(file_of(home).read_text())
+    revise("things", KEY, number, lambda fact: {"n": 4})
+    assert json.loads(file_of(home).read_text()) == {**before, "value": {"n": 4}}
+
+
 def test_the_newest_comes_first_and_what_is_forgotten_is_gone(home: Path) -> None:
     remember("things", KEY, {"n": 1})
     old = json.loads(file_of(home).read_text())
