@@ -3,8 +3,8 @@
     make bench-busy BEFORE=../before            # this checkout against another
     python -m tests.busy_table --side now=. --side spin=.,GOMP_SPINCOUNT=300000 --busy 0,2 --rounds 5
 
-A side is NAME=CHECKOUT[,VARIABLE=VALUE...]. Rounds are interleaved: in each, every side runs once at every load, and the
-order turns. What the shell says of OpenMP's waiting is left out of every side, so that a side is what a user meets.
+A side is NAME=CHECKOUT[,VARIABLE=VALUE...]. Rounds are interleaved: in each, every side runs once at every load, and
+the order turns. What the shell says of OpenMP's waiting is left out of every side, so that a side is what a user meets.
 Ratios are taken within a round and against the first side, so that a change of the machine hits both.
 """
 

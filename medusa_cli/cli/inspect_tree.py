@@ -91,7 +91,7 @@ def command(
         check_curves(inspections[0], curves, contexts=bool(lengths))
     here, costs = _costs_here(settings, folder, measure, _Contexts(lengths, inspections[0].tree.num_nodes))
     inspections = [replace(inspection, here=here, contexts=costs) for inspection in inspections]
-    if here and asked.is_open and folder:
+    if here and asked.is_open and folder and not lengths:
         inspections = [_as_it_pays(inspections[0], folder)]
     _show(_drawing(inspections, drawn), output, console)
     console.print_json(_document(inspections), output_json)

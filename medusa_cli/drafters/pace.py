@@ -65,9 +65,8 @@ class Pace:
         """A step over so many nodes took so long and brought each row so many tokens."""
         said, own = log(max(seconds, 1e-9) / _between(self._first, nodes)), _within(self._own, nodes)
         size = self._sizes.setdefault(nodes, _Size(deque([own], maxlen=LATEST)))
-        if (
-            size.count >= KNOWN or len(self._levels) <= KNOWN
-        ):  # what a new size takes is its own before it is everyone's
+        # what a new size takes is its own before it is everyone's
+        if size.count >= KNOWN or len(self._levels) <= KNOWN:
             self._levels.append(said - own)
             self._level = median_low(self._levels)
         size.own.append(said - self._level)

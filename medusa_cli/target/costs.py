@@ -1,4 +1,4 @@
-"""Costs of steps on this machine: measured, kept between runs, corrected by what decoding sees, found without a model."""
+"""Costs of steps on this machine: kept between runs, corrected by what decoding sees, found without a model."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -122,7 +122,7 @@ def kept(key: remembered.Key) -> Costs | None:
 
 
 def correct(key: remembered.Key, seen: Mapping[int, float]) -> None:
-    """Put right what is remembered by what a run saw: laps by nodes, of steps at the context that costs are measured at.
+    """Put right what is remembered by what a run saw: laps by nodes, of steps about where costs are measured.
 
     Costs that plain steps don't confirm are forgotten, and measured anew when they are next wanted.
     """

@@ -209,9 +209,7 @@ def _remembered(key: remembered.Key, measure: Callable[[], Compared]) -> dict[st
         return fact.value
     compared = measure()
     if compared.disturbed:
-        logger.warning(
-            "the machine is busy: which runner is quickest was measured beside others, and soon will be again"
-        )
+        logger.warning("the machine is busy: which runner is quickest was measured beside others, and will be again")
     remembered.remember(KIND, key, {"seconds": compared.seconds}, disturbed=compared.disturbed)
     _say(logging.INFO, compared.seconds)
     return compared.seconds

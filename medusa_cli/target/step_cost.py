@@ -52,7 +52,7 @@ def measure_and_keep(target: Target) -> Costs:
     logger.info("measuring what a step costs on this machine: some seconds")
     found = measure(target)
     if found.disturbed:
-        logger.warning("the machine is busy: what a step costs was measured beside others, and soon will be again")
+        logger.warning("the machine is busy: what a step costs was measured beside others, and will be again")
     costs = Costs(
         seconds=found.seconds,
         laps={},

@@ -195,7 +195,7 @@ def test_a_home_that_takes_no_files_costs_a_measurement_and_no_error(
 
 
 def test_a_size_that_a_busy_moment_hit_pulls_no_other_down() -> None:
-    """What falls is pooled: the noise may lie in either neighbour, and a cheap large size says nothing of all others."""
+    """What falls is pooled: the noise may lie in either, and a cheap large size says nothing of all others."""
     times = {1: 1.0, 2: 3.0, 4: 2.0, 8: 2.5}
     assert curve_of({n: Times((took,)) for n, took in times.items()}) == {1: 1.0, 2: 2.5, 4: 2.5, 8: 2.5}
     dear = curve_of({n: Times((took,)) for n, took in {1: 23.0, 2: 24.0, 8: 50.0, 64: 30.0}.items()})
