@@ -4,7 +4,7 @@ Shape letters: K heads.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol
 
@@ -36,7 +36,7 @@ class Event:
     epoch: float
     learning_rate: float
     loss: float | None
-    loss_K: list[float] | None
+    loss_K: list[float | None] | None
     top1_K: list[float] | None
     examples_per_second: float
     seconds_left: float
@@ -120,7 +120,7 @@ class News:
             epoch=step * self._order.batch_size / self._order.num_examples,
             learning_rate=learning_rate(max(step - 1, 0), self._total_steps, self._settings),
             loss=None if scores is None else scores.mean_loss,
-            loss_K=None if scores is None else scores.loss_K.tolist(),
+            loss_K=None if scores is None else scores.mean_loss_K,
             top1_K=None if scores is None else scores.top1_K.tolist(),
             examples_per_second=done * self._order.batch_size / seconds,
             seconds_left=(self._total_steps - step) * seconds / max(done, 1),
@@ -132,6 +132,10 @@ def _flat(event: Event) -> dict[str, float]:
     names = ("tokens_per_step", "speedup") if event.kind == "decode" else ("loss", "learning_rate")
     numbers_of: dict[str, float | None] = {name: getattr(event, name) for name in names}
     values: dict[str, float] = {f"{event.kind}/{name}": one for name, one in numbers_of.items() if one is not None}
-    for name, numbers in (("loss", event.loss_K), ("top1", event.top1_K), ("conditional", event.conditional_K)):
-        values |= {f"{event.kind}/{name}_head_{head + 1}": number for head, number in enumerate(numbers or [])}
+    by_head: dict[str, Sequence[float | None] | None] = {
+        "loss": event.loss_K, "top1": event.top1_K, "conditional": event.conditional_K,
+    }  # fmt: skip
+    for name, numbers in by_head.items():
+        of_heads = {f"{event.kind}/{name}_head_{head}": one for head, one in enumerate(numbers or [], start=1)}
+        values |= {name: one for name, one in of_heads.items() if one is not None}
     return values

@@ -63,7 +63,7 @@ class JointEvent:
     learning_rate: float
     heads_weight: float
     loss: float | None
-    loss_K: list[float] | None
+    loss_K: list[float | None] | None
     top1_K: list[float] | None
     divergence: float | None
     agreement: float | None
@@ -115,7 +115,7 @@ class JointNews:
             learning_rate=lora.learning_rate * learning_rate(last, self._total_steps, schedule(lora)),
             heads_weight=heads_weight(last, self._total_steps, lora),
             loss=None if seen is None else seen.scores.mean_loss,
-            loss_K=None if seen is None else seen.scores.loss_K.tolist(),
+            loss_K=None if seen is None else seen.scores.mean_loss_K,
             top1_K=None if seen is None else seen.scores.top1_K.tolist(),
             divergence=None if seen is None else float(seen.kept.divergence_P.mean()),
             agreement=None if seen is None else float(seen.kept.same_P.float().mean()),

@@ -39,6 +39,12 @@ class Scores:
         return float(self.loss) if bool(self.count_K.any()) else None
 
     @property
+    def mean_loss_K(self) -> list[float | None]:
+        """The loss of each head; None for one that was asked nothing."""
+        each = zip(self.loss_K.tolist(), self.count_K.tolist(), strict=True)
+        return [loss if count else None for loss, count in each]
+
+    @property
     def top1_K(self) -> Tensor:
         """Per head, the share of the pairs asked whose best guess was right; 0 where nothing was asked."""
         return self.right_K / self.count_K.clamp(min=1)

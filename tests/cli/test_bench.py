@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.bench import page
+from medusa_cli.bench import build, page
 from tests.cli.harness import Done, run_here
 
 ARM_KEYS = [
@@ -157,3 +157,15 @@ def test_heads_trained_anew_in_the_same_folder_are_another_bench(bench, trained,
         tree.write_text(before)
     assert done.code == 1
     assert "is a bench with other settings: heads" in done.err
+
+
+@pytest.mark.parametrize(("possible", "runner"), [(True, "auto"), (False, "auto"), (True, "eager")])
+def test_a_compiled_runner_that_was_never_built_is_named_in_the_verdict_and_only_then(
+    bench, monkeypatch: pytest.MonkeyPatch, possible: bool, runner: str
+) -> None:
+    monkeypatch.setattr(build, "could_compile", lambda target: possible)
+    done = bench("--compare", "greedy", "--num-prompts", 1, "--runner", runner, "--json")
+    assert done.code == 0, done.err
+    assert ("isn't built here: --runner compiled builds it once" in done.document["verdict"]) == (
+        possible and runner == "auto"
+    )

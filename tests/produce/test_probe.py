@@ -13,6 +13,7 @@ from medusa_cli.produce.heads import fresh_heads
 from medusa_cli.produce.probe import NEW_TOKENS, PROMPTS, Probe, choose_prompts
 from medusa_cli.recipe import Recipe, TrainSettings
 from medusa_cli.target.model import Target
+from medusa_cli.target.step_cost import Measured
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog
 from medusa_cli.train.corpus import Corpus, Examples
 from medusa_cli.train.events import Outlets
@@ -34,10 +35,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Sizes whose costs were measured; two nodes more cost one plain step more."""
     seen: list[tuple[int, ...]] = []
 
-    def measured(target: Target, counts: Sequence[int], **_: Any) -> dict[int, float]:
+    def measured(target: Target, counts: Sequence[int], **_: Any) -> Measured:
         seen.append(tuple(counts))
         torch.rand(3)  # what measuring draws
-        return {count: (count + 1) / 2 for count in counts}
+        return Measured({count: (count + 1) / 2 for count in counts}, 0.0, disturbed=False)
 
     monkeypatch.setattr(module.step_cost, "measure", measured)
     return seen

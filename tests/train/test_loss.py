@@ -156,3 +156,15 @@ def test_memory_grows_with_the_chunk_and_not_with_heads_and_places(largest_tenso
 
     assert largest(1, 32, 8) == largest(4, 64, 8) == 8 * vocab
     assert largest(4, 64, 16) == 16 * vocab
+
+
+def test_a_loss_over_no_label_is_no_loss(make_heads):
+    heads = randomise(make_heads(draft_ids=DRAFT, num_layers=1))
+    hidden_BH, labels_BK = batch()
+    labels_BK[:, 1] = OUTSIDE
+    scores = score(heads, hidden_BH, labels_BK, head_decay=DECAY, chunk=8)
+    assert scores.mean_loss == pytest.approx(float(scores.loss))
+    assert [loss is None for loss in scores.mean_loss_K] == [False, True, False]
+    nothing = score(heads, hidden_BH, torch.full_like(labels_BK, NOT_ASKED), head_decay=DECAY, chunk=8)
+    assert nothing.mean_loss is None
+    assert nothing.mean_loss_K == [None] * HEADS
