@@ -115,6 +115,8 @@ def draw_table(table: Table) -> Sequence[str]:
         console.width = _width(table, console)
     with console.capture() as drawn:
         console.print(_as_rich(table, console.width))
+    if table.title:
+        print(wrapped(table.title, sys.stdout))
     print("\n".join(line.rstrip() for line in drawn.get().splitlines()).strip("\n"))
     return left_out
 
@@ -134,9 +136,7 @@ def _as_rich(table: Table, width: int) -> object:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(
-        title=Text(table.title) if table.title else None, title_justify="left", box=SIMPLE_HEAD, pad_edge=False
-    )
+    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False)
     for index, column in enumerate(table.columns):
         cells = [row[index] for row in table.rows]
         numeric = bool(cells) and all(cell.lstrip("-")[:1].isdigit() or cell in ("", "-") for cell in cells)

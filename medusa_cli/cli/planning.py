@@ -9,6 +9,7 @@ from medusa_cli.recipe_text import resolved
 
 if TYPE_CHECKING:
     from medusa_cli.produce.plan import Plan
+    from medusa_cli.target.model import Target
 
 MIB = 2**20
 
@@ -32,14 +33,14 @@ def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
         ],
         title=f"{recipe.target.model} -> {recipe.output_dir}",
     )
-    console.out(f"heads: {plan.heads} of {plan.parameters:,} parameters in all")
+    console.say(f"heads: {plan.heads} of {plan.parameters:,} parameters in all")
     if plan.joint:
-        console.out(
+        console.say(
             f"adapter: {plan.joint.parameters:,} parameters over {plan.joint.layers} layers, at most "
             f"{plan.joint.steps_at_most:,} steps with the heads"
         )
     for line in (_memory(plan), _disk(plan), _time(plan)):
-        console.out(line)
+        console.say(line)
     seconds = asdict(plan.seconds) | {"total": plan.seconds.total} if plan.seconds else None
     memory = asdict(plan.memory) | {"needed": plan.memory.needed}
     disk = asdict(plan.disk) | {"fault": plan.disk.fault}
@@ -50,6 +51,14 @@ def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
         "seconds": seconds,
         "recipe": recipe.model_dump(mode="json"),
     }
+
+
+def tell_time(recipe: Recipe, target: "Target", console: Console) -> None:
+    """Say how long a run that begins now will take, from a short try on the target that it has loaded."""
+    from medusa_cli.produce.plan import plan_of, timed_on
+
+    if not console.quiet:
+        console.info(_time(timed_on(target, plan_of(recipe), recipe)))
 
 
 def _memory(plan: "Plan") -> str:
@@ -80,4 +89,4 @@ def _time(plan: "Plan") -> str:
         return f"time: not tried: {plan.why_not_timed}"
     stages = [(name, spent) for name, spent in asdict(plan.seconds).items() if spent]
     listed = ", ".join(f"{name} {duration(spent)}" for name, spent in stages) or "nothing is left to do"
-    return f"time: about {duration(plan.seconds.total)} at most ({listed}), and loading and fitting on top"
+    return f"time: about {duration(plan.seconds.total)} at most ({listed}), and about a minute of measuring on top"

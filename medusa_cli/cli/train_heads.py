@@ -12,7 +12,7 @@ from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
 from medusa_cli.cli.masks import preview
 from medusa_cli.cli.options import setting
-from medusa_cli.cli.planning import show_plan
+from medusa_cli.cli.planning import show_plan, tell_time
 from medusa_cli.cli.stops import Stops
 from medusa_cli.cli.watch import Watch, reporter_of
 from medusa_cli.errors import RecipeError
@@ -199,6 +199,8 @@ def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Mad
         with stops, folder.to_itself(), reporter_of(recipe) as reporter, Watch(console, reporter, stops) as hooks:
             target = load_as_begun(folder)
             console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
+            if place_of(os.environ).size == 1:
+                tell_time(recipe, target, console)
             return make_heads(target, folder, hooks, command, source, group)
     except KeyboardInterrupt:
         console.warn(
@@ -219,26 +221,26 @@ def _show(made: "Made", console: Console) -> None:
     if choice.size:
         shape = made.fitted.shape
         size = f"one for every step ({shape.spec})" if shape else f"{choice.size} nodes"
-        console.out(
+        console.say(
             f"tree: {size}, {choice.expected_tokens:.2f} tokens a step expected, "
             f"{choice.speedup:.2f}x plain decoding predicted on this machine"
         )
     else:
-        console.out(
+        console.say(
             "tree: none pays on this machine; the heads are stored with the empty tree (--tree-size N for another)"
         )
     if made.adapter:
         moved = made.adapter
-        console.out(
+        console.say(
             f"adapter: perplexity of held-out text {moved['perplexity_before']:.3f} before, "
             f"{moved['perplexity_after']:.3f} after; the best token is the same at {moved['agreement']:.1%} of "
             f"{moved['places']:,} places"
         )
-        console.out(
+        console.say(
             f"tokens a step by the best tree of 16 nodes: {moved['tokens_before']:.2f} with the heads alone, "
             f"{moved['tokens_after']:.2f} with the adapter"
         )
-    console.out(f"heads: {made.folder}")
+    console.say(f"heads: {made.folder}")
 
 
 def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:

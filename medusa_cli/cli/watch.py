@@ -72,6 +72,7 @@ class Watch:
             stop_asked=stops.asked,
             between=stops.between_steps,
             on_joint=self.on_joint,
+            on_part=self.on_part,
         )
 
     def __exit__(self, *_: object) -> None:
@@ -119,6 +120,12 @@ class Watch:
             return
         progress = self._open("heads and adapter", event.total_steps, event.step)
         progress.advance(event.step - progress.done, f"loss {_loss(event.loss)}  heads {accuracy}  {kept}")
+
+    def on_part(self, part: str, done: int, total: int) -> None:
+        """A part of what comes after the training."""
+        self._stops.check()
+        progress = self._open(part, total, 0)
+        progress.advance(done - progress.done)
 
     def say(self, text: str) -> None:
         """A sentence."""

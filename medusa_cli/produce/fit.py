@@ -3,11 +3,10 @@
 Shape letters: B rows, H hidden.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 
 import torch
@@ -31,12 +30,15 @@ from medusa_cli.util.timing import interleaved
 
 NUM_RANKS = 32
 COST_CONTEXT, COST_REPEATS, DRAFT_REPEATS = 256, 21, 30
+COST_SECONDS = 45.0  # rounds over all sizes end by then: a busy machine gets fewer, and nobody waits for minutes
 # every size up to 8: kernels work on a few rows at a time, and one node more can cost as much as four before it
 COST_NODES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 24, 32, 48, 64)
 # dynamic trees: those tried, what is replayed of them, and how near the best is as good
 SIZES, FLOORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32), (0.0, 0.03, 0.05, 0.07, 0.1, 0.14)
 BELIEF_RANKS, BELIEF_PLACES, EQUAL = 16, 4096, 0.97
 _TYPICAL = DynamicShape(6, 0.05)
+OnPart = Callable[[str, int, int], None]
+"""(what is being done, how much of it is done, of how much)"""
 SOURCE = "the target's own answers to held-out prompts of the training data"
 
 
@@ -53,20 +55,39 @@ class Fitted:
     choice: Choice
 
 
-def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_out: Examples) -> Fitted:
+def fit(
+    recipe: Recipe,
+    target: Target,
+    folder: Path,
+    heads: MedusaHeads,
+    held_out: Examples,
+    on_part: OnPart = lambda part, done, total: None,
+) -> Fitted:
     """Measure heads and machine, choose the tree, and write accuracy.json and tree.json.
 
     The heads are in the target's dtype; they end in its layout, as they will draft. Raises TrainingError when the
     folder takes no more files.
     """
     num_ranks = min(NUM_RANKS, heads.config.draft_vocab)
-    measurement = measure(heads, held_out, num_ranks=num_ranks, chunk=recipe.train.loss_chunk, source=SOURCE)
+    measurement = measure(
+        heads,
+        held_out,
+        num_ranks=num_ranks,
+        chunk=recipe.train.loss_chunk,
+        source=SOURCE,
+        on_batch=partial(on_part, "measuring accuracies"),
+    )
     largest = max(recipe.tree.max_size, recipe.tree.size or 0)
     lay_out_heads(heads, target)
     drafter = in_shape(heads, TokenTree.chain(heads.config.num_heads))
-    counts = [count for count in COST_NODES if count <= largest + 1]
+    counts = [nodes for nodes in COST_NODES if nodes <= largest + 1]
     costs = step_cost.measure(
-        target, counts, context=COST_CONTEXT, rounds=COST_REPEATS, patience_s=math.inf, propose=drafter.propose
+        target,
+        counts,
+        context=COST_CONTEXT,
+        rounds=COST_REPEATS,
+        patience_s=COST_SECONDS,
+        propose=_in_rounds(drafter.propose, len(counts) - 1, partial(on_part, "measuring steps")),
     ).seconds
     tree, choice = _choose(measurement.paths, costs, recipe.tree.size, largest)
     shape: DynamicShape | None = None
@@ -74,11 +95,27 @@ def fit(recipe: Recipe, target: Target, folder: Path, heads: MedusaHeads, held_o
         drafts = _drafting(target, [drafter, in_shape(heads, _TYPICAL)], repeats=DRAFT_REPEATS)
         ranks = min(BELIEF_RANKS, heads.config.draft_vocab)
         beliefs = beliefs_at(heads, held_out, measurement.ranks, num_ranks=ranks, most=BELIEF_PLACES)
-        promises = [pair for pair in _promises(beliefs, costs, drafts, largest) if pair[0].speedup > GAIN]
+        tried = _promises(beliefs, costs, drafts, largest, partial(on_part, "trying trees"))
+        promises = [pair for pair in tried if pair[0].speedup > GAIN]
         choice, shape = _best([(choice, None), *promises])
     measurement.save(folder, costs)
     _write(folder, tree, shape, choice, costs)
     return Fitted(measurement, tree, shape, choice)
+
+
+def _in_rounds(
+    propose: Callable[[Context], object], in_a_round: int, on_round: Callable[[int, int], None]
+) -> Callable[[Context], object]:
+    """The proposals, which tell at the first of each round how many rounds are over."""
+    made = count()
+
+    def proposed(context: Context) -> object:
+        rounds, place = divmod(next(made), in_a_round)
+        if place == 0:
+            on_round(rounds, COST_REPEATS + 1)
+        return propose(context)
+
+    return proposed
 
 
 def _best(promises: Sequence[tuple[Choice, DynamicShape | None]]) -> tuple[Choice, DynamicShape | None]:
@@ -89,24 +126,28 @@ def _best(promises: Sequence[tuple[Choice, DynamicShape | None]]) -> tuple[Choic
 
 
 def _promises(
-    beliefs: Beliefs, costs: Mapping[int, float], drafts: Sequence[float], largest: int
+    beliefs: Beliefs,
+    costs: Mapping[int, float],
+    drafts: Sequence[float],
+    largest: int,
+    on_shape: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[tuple[Choice, DynamicShape]]:
     """What each dynamic shape promises.
 
     drafts   seconds of a fixed tree's draft, which costs include beyond one node, and of a dynamic one's
     """
     cost, (fixed, dynamic) = StepCost(costs), drafts
-    for size in (size for size in SIZES if size <= largest):
-        for floor in FLOORS:
-            shape = DynamicShape(size, floor)
-            played = beliefs.replay(shape)
-            # a step with guesses takes a plain one's time and the draft's at least, whatever noise says
-            seconds = sum(
-                count * (max(cost.seconds(nodes) - (fixed if nodes > 1 else 0), cost.seconds(1)) + dynamic)
-                for nodes, count in played.sizes.items()
-            )
-            ratio = seconds / played.sizes.total() / cost.seconds(1)
-            yield Choice(size, played.tokens, ratio, played.tokens / ratio), shape
+    shapes = [DynamicShape(size, floor) for size in SIZES if size <= largest for floor in FLOORS]
+    for number, shape in enumerate(shapes, start=1):
+        played = beliefs.replay(shape)
+        # a step with guesses takes a plain one's time and the draft's at least, whatever noise says
+        seconds = sum(
+            times * (max(cost.seconds(nodes) - (fixed if nodes > 1 else 0), cost.seconds(1)) + dynamic)
+            for nodes, times in played.sizes.items()
+        )
+        ratio = seconds / played.sizes.total() / cost.seconds(1)
+        yield Choice(shape.size, played.tokens, ratio, played.tokens / ratio), shape
+        on_shape(number, len(shapes))
 
 
 def _choose(paths: PathCounts, costs: Mapping[int, float], size: int | None, largest: int) -> tuple[TokenTree, Choice]:

@@ -29,7 +29,7 @@ from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.heads.start import take_over
 from medusa_cli.heads.traits import traits_of
 from medusa_cli.produce.disk import check_training
-from medusa_cli.produce.fit import Fitted, fit
+from medusa_cli.produce.fit import Fitted, OnPart, fit
 from medusa_cli.produce.folder import RunFolder
 from medusa_cli.produce.gather import gather, own_words, prompts_of
 from medusa_cli.produce.joint import Adaptation, adapt
@@ -53,6 +53,7 @@ class Hooks:
     """How a run is watched: the data stage's progress, the trainings' events, sentences and those that warn.
 
     draw         makes a picture of how the heads learnt, and says whether it could
+    on_part      how far what comes after the training is
     stop_asked   whether the user wants the run to stop; training looks after each step, and saves before it stops
     between      what is entered where `stop_asked` is looked at, so that an interrupt needn't cut a step in two
     """
@@ -66,6 +67,7 @@ class Hooks:
     stop_asked: Callable[[], bool] = bool
     between: Callable[[], AbstractContextManager[None]] = nullcontext
     on_joint: Callable[[JointEvent], None] = lambda event: None
+    on_part: OnPart = lambda part, done, total: None
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ def make_heads(
     # What is stored is what is measured: storing in 16 bits rounds.
     heads = read_heads(folder.path, target)
     hooks.say("measuring accuracies on held-out text, and what a step costs on this machine")
-    fitted = fit(recipe, target, folder.path, heads, sets.held_out)
+    fitted = fit(recipe, target, folder.path, heads, sets.held_out, hooks.on_part)
     moved = adapted.account(fitted.measurement) if adapted else None
     provenance = replace(_provenance(recipe, target, material, command), adapter=moved)
     tree = FittedTree(fitted.tree.paths(), fitted.shape.spec if fitted.shape else None, fitted.choice.expected_tokens)

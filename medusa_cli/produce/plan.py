@@ -133,8 +133,14 @@ def timed(plan: Plan, recipe: Recipe, say: Callable[[str], None]) -> Plan:
     if why_not:
         return replace(plan, why_not_timed=why_not)
     say("trying for some seconds how fast this machine writes and learns …")
-    target = load_target(recipe.target)
-    effort = measure_effort(recipe, target, _noise_heads(recipe, target))
+    return timed_on(load_target(recipe.target), plan, recipe)
+
+
+def timed_on(target: Target, plan: Plan, recipe: Recipe) -> Plan:
+    """As `timed`, on a target that is loaded. What a run draws afterwards is what it would have drawn without."""
+    device = target.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        effort = measure_effort(recipe, target, _noise_heads(recipe, target))
     return replace(plan, seconds=_seconds(plan, recipe, effort))
 
 

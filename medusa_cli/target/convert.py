@@ -1,5 +1,6 @@
-"""An embedded GGUF file becomes a folder of safetensors, once, however many processes ask for it."""
+"""A GGUF file becomes a folder of safetensors, once, however many processes ask for it."""
 
+import logging
 from pathlib import Path
 
 import torch
@@ -9,23 +10,35 @@ from transformers import AutoModelForCausalLM
 
 from medusa_cli.errors import TargetError
 from medusa_cli.home import make_private, say_once
-from medusa_cli.target.fetch import fetch_model, fetch_tokenizer
+from medusa_cli.target.fetch import fetch_config, fetch_model, fetch_tokenizer
+from medusa_cli.target.gguf_copies import copy_of
+from medusa_cli.target.refuse import refuse_config
 from medusa_cli.target.sources import Source, fault_in
 from medusa_cli.util import sealed
 
+logger = logging.getLogger(__name__)
+
 
 def converted(source: Source) -> Source:
-    """The source itself, or for an embedded GGUF file the folder it is converted into. Raises TargetError."""
-    home = source.convert_to
+    """The source itself, or for a GGUF file the folder it is converted into. Raises TargetError.
+
+    A user's own file is loaded as it is where it can't be converted.
+    """
+    home = source.convert_to or (copy_of(source.gguf) if source.gguf else None)
     if home is None or source.is_converted:
         return source
     if fault_in(home) is not None:
+        if source.convert_to is None:
+            refuse_config(fetch_config(source, None), source.name)  # before minutes are spent on it
         try:
             make_private(home.parent)
             # the system drops the lock of a process that dies
             with FileLock(home.with_name(f"{home.name}.lock")):
                 _convert_once(source, home)
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, RuntimeError) as error:
+            if source.convert_to is None:
+                logger.info("%s is converted at every start: no copy can be kept in %s: %s", source.name, home, error)
+                return source
             raise TargetError(
                 f"can't write the converted model to {home}: {error}", "free some disk, or set MEDUSA_HOME"
             ) from error
@@ -38,6 +51,7 @@ def _convert_once(source: Source, home: Path) -> None:
         return
     if home.exists():
         say_once(f"{source.name} is converted anew, since {fault}")
+    logger.info("converting %s, once", source.name)
     sealed.sweep(home)
     sealed.make(home, lambda made: _convert(source, made))
     if (fault := fault_in(home)) is not None:

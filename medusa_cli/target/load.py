@@ -48,7 +48,11 @@ def load_unchecked(settings: TargetSettings, adapter: StoredAdapter | None = Non
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()
     device = choose_device(settings.device)
-    source = converted(find_source(settings.model))
+    source = find_source(settings.model)
+    if (
+        settings.quantize == "none" or source.convert_to
+    ):  # else a .gguf file is refused by name: it is quantised already
+        source = converted(source)
     if device.type == "cpu":
         keep_freed_memory()
     dtype = choose_dtype(settings.dtype, device)

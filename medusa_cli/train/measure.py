@@ -13,7 +13,7 @@ Shape letters: N places, B rows at once, K heads, R ranks, W draft vocabulary.
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -99,13 +99,23 @@ class Measurement:
             ) from error
 
 
-def measure(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk: int, source: str) -> Measurement:
+def measure(
+    heads: MedusaHeads,
+    examples: Examples,
+    *,
+    num_ranks: int,
+    chunk: int,
+    source: str,
+    on_batch: Callable[[int, int], None] = lambda done, total: None,
+) -> Measurement:
     """All measurements of the heads on these examples.
 
-    num_ranks  ranks told apart, at most W; chunk: (place, head) pairs projected at once; source: what the text is.
+    num_ranks  ranks told apart, at most W; chunk: (place, head) pairs projected at once; source: what the text is
+    on_batch   told how many batches of places are done, of how many
+
     Raises TrainingError when no place can be measured.
     """
-    ranks = rank_places(heads, examples, num_ranks=num_ranks, chunk=chunk)
+    ranks = rank_places(heads, examples, num_ranks=num_ranks, chunk=chunk, on_batch=on_batch)
     return Measurement(ranks, accuracy_of(ranks, examples, source), path_frequencies(ranks))
 
 
@@ -124,17 +134,24 @@ def chain_accuracy(right_NK: NDArray[np.bool_], examples: Examples, rows_N: NDAr
     return shares
 
 
-def rank_places(heads: MedusaHeads, examples: Examples, *, num_ranks: int, chunk: int) -> Ranks:
+def rank_places(
+    heads: MedusaHeads,
+    examples: Examples,
+    *,
+    num_ranks: int,
+    chunk: int,
+    on_batch: Callable[[int, int], None] = lambda done, total: None,
+) -> Ranks:
     """The true tokens' ranks at every place where decoding could stand: the next token is the target's own."""
     stands_N = examples.corpus.supervised_T[examples.places_N + 1] & (examples.labels_NK[:, 0] != NOT_ASKED)
     if not stands_N.any():
         raise TrainingError("the held-out text has no place to measure", "keep more samples (data.held_out)")
     rows = np.flatnonzero(stands_N)
     num_ranks = min(num_ranks, heads.config.draft_vocab)
-    parts = [
-        _rank_batch(heads, examples, rows[start : start + _BATCH], num_ranks, chunk)
-        for start in range(0, len(rows), _BATCH)
-    ]
+    starts, parts = range(0, len(rows), _BATCH), []
+    for number, start in enumerate(starts, start=1):
+        parts.append(_rank_batch(heads, examples, rows[start : start + _BATCH], num_ranks, chunk))
+        on_batch(number, len(starts))
     return Ranks(examples.places_N[rows], np.concatenate(parts), num_ranks)
 
 

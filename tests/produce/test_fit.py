@@ -134,3 +134,17 @@ def test_a_draft_that_seems_to_take_no_time_makes_no_step_cheaper_than_a_plain_o
 def test_heads_that_are_never_right_are_promised_nothing() -> None:
     tree, choice = fit._choose(PathCounts(100, Counter()), FLAT, None, largest=7)
     assert (tree.num_nodes, choice.expected_tokens, choice.speedup) == (1, 1.0, 1.0)
+def test_measuring_steps_tells_of_each_round_and_ends_with_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    target = target_of(tiny_model("llama"))
+    told: list[tuple[int, int]] = []
+    propose = fit._in_rounds(lambda context: None, 2, lambda done, total: told.append((done, total)))
+    step_cost.measure(target, (1, 2, 4), context=16, rounds=fit.COST_REPEATS, patience_s=0.0, propose=propose)
+    assert told == [(0, fit.COST_REPEATS + 1), (1, fit.COST_REPEATS + 1)]
+
+
+def test_every_shape_that_is_tried_is_told() -> None:
+    told: list[tuple[int, int]] = []
+    beliefs = HeadBeliefs(torch.zeros(4, 2, 3), torch.zeros(4, 2, dtype=torch.long))
+    shapes = list(fit._promises(beliefs, FLAT, (0.0, 0.0), 3, lambda done, total: told.append((done, total))))
+    assert told == [(number, len(shapes)) for number in range(1, len(shapes) + 1)]
