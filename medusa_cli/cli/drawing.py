@@ -136,7 +136,7 @@ def _as_rich(table: Table, width: int) -> object:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+    drawn = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for index, column in enumerate(table.columns):
         cells = [row[index] for row in table.rows]
         numeric = bool(cells) and all(cell.lstrip("-")[:1].isdigit() or cell in ("", "-") for cell in cells)

@@ -24,8 +24,7 @@ def columns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cap
     """A terminal so wide."""
     monkeypatch.setenv("COLUMNS", str(request.param))
     monkeypatch.setenv("TERM", "xterm")
-    for stream in (sys.stdout, sys.stderr):
-        monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: True)  # both streams are of it
     return int(request.param)
 
 
@@ -46,7 +45,7 @@ def test_the_training_line_keeps_bar_count_and_time_and_what_else_fits(columns: 
         assert re.search(r"120/304 (\d:\d\d:\d\d|-:--:--)", frame)
         shown = frame[re.search(r"(\d:\d\d:\d\d|-:--:--)", frame).end() :].strip()  # type: ignore[union-attr]
         assert TALK.startswith(shown)
-        assert shown in ("loss 2.345  heads 0.45 0.31 0.22", TALK if columns == 120 else ""), "parts are shown whole"
+        assert shown in {TALK[: match.start()] for match in re.finditer("  ", TALK)}, "parts are shown whole"
 
 
 @pytest.mark.parametrize(
@@ -86,10 +85,10 @@ def test_the_table_of_a_bench_fits_and_breaks_no_word(columns: int, capsys: Any)
 
 
 def test_verbose_and_pipes_get_every_column(columns: int, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    names, row = [f"column {n}" for n in range(12)], ["some words in it"] * 12
+    names, row = [f"column {n}" for n in range(8)], ["some words in it"] * 8
     Console(verbose=True).table(names, [row], spare=names[4:])
-    assert lines_of(capsys.readouterr().out)[0].count("column") == 12
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert lines_of(capsys.readouterr().out)[0].count("column") == 8
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: False)
     Console().table(names, [row], spare=names[4:])
     assert " ".join(names) == " ".join(capsys.readouterr().out.splitlines()[0].split())
 
