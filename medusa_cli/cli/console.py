@@ -15,7 +15,7 @@ from typing import Any
 from medusa_cli.atomic import write_atomically
 from medusa_cli.cli.drawing import Table, bar, draw_table, wrapped
 from medusa_cli.errors import MedusaError
-from medusa_cli.util.pip_hints import with_this_pip
+from medusa_cli.lazy import with_this_pip
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -132,7 +132,8 @@ class Console:
         cells = [[_cell(value) for value in row] for row in rows]
         left_out = draw_table(Table(columns, cells, title, () if self.verbose else spare))
         if left_out:
-            self.info(f"left out for want of room: {', '.join(reversed(left_out))}; --json has all columns")
+            names = ", ".join(name for name in columns if name in left_out)
+            self.info(f"left out for want of room: {names}; --json has all columns")
 
     def print_json(self, document: object, output_file: Path | None = None) -> None:
         """The one result document: to `output_file` when named, and to stdout under --json.

@@ -9,7 +9,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+    from rich.table import Table as RichTable
 
 BETWEEN = "  "  # stands between the parts of a bar's note
 _BAR = 20  # columns, where there is room for them
@@ -121,16 +125,14 @@ def draw_table(table: Table) -> Sequence[str]:
     return left_out
 
 
-def _width(table: Table, console: object) -> int:
+def _width(table: Table, console: "RichConsole") -> int:
     """Columns that the table takes when no cell is wrapped."""
-    from rich.console import Console as RichConsole
     from rich.measure import Measurement
 
-    assert isinstance(console, RichConsole)
     return Measurement.get(console, console.options.update(width=_UNBOUND), _as_rich(table, _UNBOUND)).maximum
 
 
-def _as_rich(table: Table, width: int) -> object:
+def _as_rich(table: Table, width: int) -> "RichTable":
     """The table with every cell as literal text: figures stay on one line, and words stay whole."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table as RichTable

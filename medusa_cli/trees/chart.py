@@ -3,10 +3,9 @@
 from types import ModuleType
 
 from medusa_cli.errors import MissingExtra
-from medusa_cli.lazy import need
+from medusa_cli.lazy import extra_hint, need
 from medusa_cli.trees.build import Choice
 from medusa_cli.trees.worth import Inspection
-from medusa_cli.util.pip_hints import extra_hint
 
 _HEIGHT, _WIDEST = 15, 78
 _GAIN, _COST = "o", "x"

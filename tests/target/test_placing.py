@@ -14,6 +14,7 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import MissingExtra, RecipeError, TargetError
+from medusa_cli.lazy import extra_hint
 from medusa_cli.produce.memory import QUANTISED, model_of
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.recipe_text import load_recipe
@@ -23,7 +24,6 @@ from medusa_cli.target.model import Target
 from medusa_cli.target.placing import placing_of
 from medusa_cli.target.sources import Source
 from medusa_cli.target.weights import step_bytes, stored
-from medusa_cli.util.pip_hints import extra_hint
 from tests.fakes import OracleDrafter, wide
 from tests.tiny_folders import save_gguf, save_tiny
 
