@@ -221,7 +221,8 @@ def measure(
     from medusa_cli.bench.run import Plan, run_bench, unsteady
     from medusa_cli.util.busy import Meter
 
-    bench = build()
+    with console.waiting("loading the model for each arm"):
+        bench = build()
     notes = [*bench.notes, *_odd_prompts(asked, bench)]
     origin = origin_here(torch.device(bench.setup.device))
     rows = [BenchPrompt(one.id, one.category, tuple(bench.encode(one.text))) for one in asked.questions]

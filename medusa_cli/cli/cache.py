@@ -13,6 +13,7 @@ import typer
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
 from medusa_cli.home import cache_home
+from medusa_cli.util import remembered
 
 # folders of the home, and what each is for; all of it is made anew when it is asked for
 KEPT = {
@@ -21,8 +22,10 @@ KEPT = {
     "kernels": "compiled kernels",
     "checks": "self-checks that models have passed",
     "costs": "what steps cost here",
-    "runners": "which runner auto takes here",
+    "runners": "how quick each runner is here",
+    "auto": "which runner auto takes here",
 }
+FACTS = ("checks", "costs", "runners", "auto")
 # the home may be a folder with other things in it: ours end in a hash, before what tells the kind of file
 _OURS = re.compile(r"\.?([\w.+-]+-)?[0-9a-f]{12,64}(\.[\w-]+)*")
 
@@ -86,7 +89,7 @@ SUBCOMMANDS = (ls, clear)
 
 def _kept(name: str) -> Kept:
     """What is there of one kind."""
-    folder = cache_home() / name
+    folder = remembered.folder(name) if name in FACTS else cache_home() / name
     entries = [*_ours(folder)]
     count = sum(not entry.name.endswith(".lock") for entry in entries)
     return Kept(name, KEPT[name], folder, count, sum(_bytes(entry) for entry in entries))

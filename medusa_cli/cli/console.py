@@ -153,6 +153,30 @@ class Console:
         print_error(error.message, error.hint)
 
     @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """A line on a terminal that says what is waited for, and goes when it is there; lines of log stand above it.
+
+        It stands still: a bar that moves would take its share of what may be measured meanwhile.
+        """
+        if self.quiet or not sys.stderr.isatty() or self._print_above_bar:
+            yield
+            return
+
+        def show(line: str = "") -> None:
+            print(f"\r\x1b[2K{line}", end="", file=sys.stderr, flush=True)
+
+        def print_above(message: str) -> None:
+            show(f"{wrapped(message, sys.stderr)}\n{what} …")
+
+        show(f"{what} …")
+        self._print_above_bar = print_above
+        try:
+            yield
+        finally:
+            self._print_above_bar = None
+            show()
+
+    @contextmanager
     def progress(self, title: str, total: float | None = None, done: float = 0.0) -> Iterator[Progress]:
         """A bar with the time left on a terminal; elsewhere a line at the start and then at most one each 10 s.
 

@@ -73,7 +73,8 @@ def _examine(settings: "TargetSettings", heads: str | None, console: Console) ->
     from medusa_cli.util.busy import Meter
 
     meter = Meter()
-    target = load_unchecked(settings, adapter_of(find_heads(heads, settings.model)))
+    with console.waiting(f"loading {settings.model}"):
+        target = load_unchecked(settings, adapter_of(find_heads(heads, settings.model)))
     document = {**_machine(settings, target), **_model(target), "heads": _heads(heads, target)}
     if target.identity.adapter:
         document["adapter"] = str(target.identity.adapter)

@@ -161,7 +161,8 @@ def command(
     check_sampling(sampling)
     choice = DrafterChoice(drafter, heads, tree, tree_size, speculate)
     check_choice(choice, recipe.target.model)
-    writer = _load(recipe, choice, sampling, console)
+    with console.waiting(f"loading {recipe.target.model}"):
+        writer = _load(recipe, choice, sampling, console)
     stops = (*(as_written(text) for text in stop or ()), *_own_stops(writer, console))
     wish = Wish(max_new_tokens, chat, stops, ignore_eos, stream, check, batch_size)
     meter = Meter()

@@ -57,8 +57,11 @@ def tell_time(recipe: Recipe, target: "Target", console: Console) -> None:
     """Say how long a run that begins now will take, from a short try on the target that it has loaded."""
     from medusa_cli.produce.plan import plan_of, timed_on
 
-    if not console.quiet:
-        console.info(_time(timed_on(target, plan_of(recipe), recipe)))
+    if console.quiet:
+        return
+    with console.waiting("trying how fast this machine writes and learns"):
+        plan = timed_on(target, plan_of(recipe), recipe)
+    console.info(_time(plan))
 
 
 def _memory(plan: "Plan") -> str:

@@ -197,7 +197,8 @@ def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Mad
     stops = Stops()
     try:
         with stops, folder.to_itself(), reporter_of(recipe) as reporter, Watch(console, reporter, stops) as hooks:
-            target = load_as_begun(folder)
+            with console.waiting(f"loading {recipe.target.model}"):
+                target = load_as_begun(folder)
             console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
             if place_of(os.environ).size == 1:
                 tell_time(recipe, target, console)

@@ -65,6 +65,24 @@ def test_a_line_of_log_is_broken_between_words(columns: int, capsys: Any) -> Non
     assert " ".join(shown) == sentence
 
 
+@pytest.mark.usefixtures("columns")
+def test_what_is_waited_for_is_named_and_goes_when_it_is_there(capsys: Any) -> None:
+    console = Console()
+    with console.waiting("loading tiny"):
+        console.info("a line of log")
+    console.info("after it")
+    screen: list[str] = [""]
+    for part in re.split(r"(\r|\n|\x1b\[2K)", capsys.readouterr().err):
+        if part == "\n":
+            screen.append("")
+        else:
+            screen[-1] = "" if part == "\x1b[2K" else screen[-1] + part.strip("\r")
+    assert screen == ["a line of log", "after it", ""]
+    with Console(quiet=True).waiting("loading tiny"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
 def test_the_table_of_a_bench_fits_and_breaks_no_word(columns: int, capsys: Any) -> None:
     names = ("mixed", "greedy", "hf-greedy@float32", "hf-greedy@bfloat16", "hf-prompt-lookup", "llama-cpp")
     seconds = dict.fromkeys(names, 11.0) | {"mixed": 5.0}
