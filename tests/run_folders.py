@@ -1,5 +1,6 @@
 """What two run folders differ in, apart from clocks and from who was asked how."""
 
+import difflib
 import json
 import re
 from collections.abc import Callable
@@ -30,11 +31,18 @@ def differences(wanted: Path, found: Path, *, exact: bool) -> list[str]:
             wrong.append(f"{name} can't be read: {type(error).__name__} {error}")
             continue
         if not same:
-            wrong.append(f"{name} differs")
+            wrong.append(f"{name} differs" + (_lines(wanted, found) if name == "train.jsonl" else ""))
     for store in ("answers", "read", "held-out"):
         if (wanted / "written" / store).exists():
             wrong += _states(wanted / "written" / store, found / "written" / store, exact)
     return wrong
+
+
+def _lines(wanted: Path, found: Path) -> str:
+    """Which lines of the log are not the same."""
+    ours, theirs = ([json.dumps(line) for line in _log(folder / "train.jsonl")] for folder in (found, wanted))
+    changes = difflib.unified_diff(theirs, ours, "wanted", "found", lineterm="", n=0)
+    return ":\n" + "\n".join(changes)
 
 
 def _names(folder: Path) -> set[str]:
@@ -92,7 +100,7 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name not in CLOCKS} for line in lines]
 
 
-def _log(file: Path) -> object:
+def _log(file: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name != "speedup"} for line in log_of(file.parent)]
 
 

@@ -120,8 +120,7 @@ def tiny_model(name: str, **changes: Any) -> Any:
 
 def made_of(architecture: Architecture, **changes: Any) -> Any:
     """A model as `tiny_model` gives, of its own."""
-    settings = {**architecture.settings, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **changes}
-    model = _built(AutoConfig.for_model(architecture.model_type, **settings), "eager")
+    model = _built(_config_of(architecture, **changes), "eager")
     rng = torch.Generator().manual_seed(11)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -130,6 +129,16 @@ def made_of(architecture: Architecture, **changes: Any) -> Any:
             numbers = 1.5 * noise / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else parameter + 0.1 * noise
             parameter.copy_(numbers)
     return model
+
+
+def tiny_config_of(name: str, **changes: Any) -> Any:
+    """The config of such a model."""
+    return _config_of(ARCHITECTURES[name], **changes)
+
+
+def _config_of(architecture: Architecture, **changes: Any) -> Any:
+    settings = {**architecture.settings, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **changes}
+    return AutoConfig.for_model(architecture.model_type, **settings)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ KEPT = {
     "runners": "how quick each runner is here",
     "auto": "which runner auto takes here",
 }
-FACTS = ("checks", "costs", "runners", "auto")
+_FOLDERS = {"models": "models", "forwards": "code/forwards", "kernels": "code/kernels"}
 # the home may be a folder with other things in it: ours end in a hash, before what tells the kind of file
 _OURS = re.compile(r"\.?([\w.+-]+-)?[0-9a-f]{12,64}(\.[\w-]+)*")
 
@@ -89,7 +89,7 @@ SUBCOMMANDS = (ls, clear)
 
 def _kept(name: str) -> Kept:
     """What is there of one kind."""
-    folder = remembered.folder(name) if name in FACTS else cache_home() / name
+    folder = cache_home() / _FOLDERS[name] if name in _FOLDERS else remembered.folder(name)
     entries = [*_ours(folder)]
     count = sum(not entry.name.endswith(".lock") for entry in entries)
     return Kept(name, KEPT[name], folder, count, sum(_bytes(entry) for entry in entries))

@@ -91,7 +91,7 @@ def _decode(
     numbered = enumerate(prompts)
     first = list(islice(numbered, max_rows))
     waiting = chain(first, numbered)
-    columns = max((_columns(prompt, limits) for _, prompt in first), default=0)
+    columns = columns_at_first([prompt for _, prompt in first], limits)
     rows = Rows(parts.target.new_cache(max_rows, columns), parts.shaping)
     while True:
         free = max_rows - len(rows.active)
@@ -110,10 +110,10 @@ def _decode(
             return
 
 
-def _columns(prompt: Sequence[int], limits: Limits) -> int:
-    """Columns that a text will need, or so many that growing by blocks from there on is a small matter."""
-    ahead = min(max(0, limits.budget(len(prompt))), AHEAD)
-    return -(-(len(prompt) + ahead) // BLOCK) * BLOCK
+def columns_at_first(prompts: Sequence[Sequence[int]], limits: Limits) -> int:
+    """Columns that these texts will need, or so many that growing by blocks from there on is a small matter."""
+    needed = (len(prompt) + min(max(0, limits.budget(len(prompt))), AHEAD) for prompt in prompts)
+    return -(-max(needed, default=0) // BLOCK) * BLOCK
 
 
 def collect(parts: Parts, prompts: Sequence[Sequence[int]], limits: Limits, max_rows: int = 1) -> list[Generation]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from medusa_cli.decode.loop import columns_at_first
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import DataError
 from medusa_cli.target.cache import BLOCK
@@ -40,14 +41,15 @@ def needed_bytes(
 ) -> Needed:
     """What writing after these prompts can grow to, `max_rows` at once, with so many nodes under each root.
 
-    A layer that grows holds the old keys and the new ones for a moment, so one layer counts twice.
+    A layer that grows holds the old keys and the new ones for a moment, so one layer counts twice then.
     """
     longest = max(map(len, prompts), default=0)
     text = max((len(prompt) + max(0, limits.budget(len(prompt))) for prompt in prompts), default=0)
     columns = -(-(text + num_nodes) // BLOCK) * BLOCK
     if target.graphed is not None:
         columns = max(columns, target.graphed.columns_for(text, num_nodes))
-    layers = target.num_layers + 1
+    grows = target.graphed is not None or columns > columns_at_first(prompts[:max_rows], limits)
+    layers = target.num_layers + grows
     cache = max_rows * columns * target.cache_bytes_per_token * layers // target.num_layers
     memory, nodes = target.forward_memory, num_nodes + 1
     reading = peak_bytes(memory, max_rows, max(1, longest)) + max_rows * target.vocab_size * LOGITS * FLOAT

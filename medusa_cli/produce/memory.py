@@ -14,13 +14,13 @@ from medusa_cli.errors import TargetError
 from medusa_cli.kernels.packed import can_pack
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.cache import BLOCK
+from medusa_cli.target.forward_memory import ForwardMemory
 from medusa_cli.target.load import choose_device, choose_dtype
+from medusa_cli.target.prefill import peak_bytes
 from medusa_cli.target.runner import why_no_blocks
 from medusa_cli.target.sources import find_source
 
 FLOAT, HALF = 4, 2  # bytes of a float32, and of a number of 16 bits
-# tensors of the inner and of the hidden width that are there at once for each token of a prompt
-READ_INNER, READ_HIDDEN = 4, 12
 DRAWN = 10  # tensors of the size of the logits while tokens are drawn from them: sorted, summed up, and their places
 # while heads learn: weights, gradients and two moments; a checkpoint is put together in memory without the gradients
 TRAINED_COPIES, SAVED_COPIES = 4, 3
@@ -99,6 +99,7 @@ def memory_of(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
         held -= 0 if mapped else model.laid_out * dtype.itemsize
     copies = data.workers + 1 if data.workers > 1 else 1
     rows = min(data.rows, data.num_samples) * data.workers
+    passing = reading_bytes(recipe, text, dtype.itemsize, on_cpu=on_cpu)
     # the heads read the output matrix itself where it lies in float32 as it was loaded
     output = 0 if dtype == torch.float32 and (model.tied or not packed) else model.output * FLOAT
     learning = learning_bytes(recipe, text.hidden_size, text.vocab_size, head_parameters, packed=on_cpu)
@@ -106,7 +107,7 @@ def memory_of(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
         base=base_bytes() if on_cpu else 0,
         weights=weights,
         loading=weights + (0 if mapped or not on_cpu else model.numbers * stored.itemsize),
-        writing=copies * held + rows * row_bytes(recipe, text, dtype.itemsize, on_cpu=on_cpu),
+        writing=copies * held + rows * row_bytes(recipe, text, dtype.itemsize, on_cpu=on_cpu) + data.workers * passing,
         training=held + output + learning,
         free=sum(free_bytes(one) or 0 for one in _devices(recipe, device)) if device else None,
     )
@@ -126,7 +127,7 @@ def laid_out_bytes(recipe: Recipe, model: Model, stored: torch.dtype) -> int:
 
 
 def row_bytes(recipe: Recipe, text: Any, itemsize: int, *, on_cpu: bool) -> int:
-    """One text while it is written: keys and values, logits, and what passes through while its prompt is read.
+    """One text while it is written: keys and values, logits, and the hidden states that wait for its end.
 
     on_cpu   memory that was freed is seldom the right piece for what comes next: prompts that are written first, and
              what it takes to draw their tokens, are counted beside their answers
@@ -135,14 +136,21 @@ def row_bytes(recipe: Recipe, text: Any, itemsize: int, *, on_cpu: bool) -> int:
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     a_token = 2 * text.num_hidden_layers * key_heads * width * itemsize
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
     columns = _whole_blocks(min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens))
-    passing = data.max_prompt_tokens * (READ_INNER * inner + READ_HIDDEN * text.hidden_size) * itemsize
     logits = FLOAT
     if on_cpu and data.dataset == "self":
         columns += _whole_blocks(data.max_prompt_tokens)
         logits *= DRAWN
-    return columns * a_token + text.vocab_size * logits + passing
+    return columns * a_token + text.vocab_size * logits + data.max_answer_tokens * text.hidden_size * HALF
+
+
+def reading_bytes(recipe: Recipe, text: Any, itemsize: int, *, on_cpu: bool) -> int:
+    """What passes through a process while prompts, or texts that are given, are read in pieces."""
+    data, attention = recipe.data, recipe.target.attention
+    own = data.dataset == "self"
+    memory = ForwardMemory.of(text, itemsize, attention, on_cpu=on_cpu)
+    longest = data.max_prompt_tokens if own else data.max_seq_length
+    return peak_bytes(memory, min(data.rows, data.num_samples), longest)
 
 
 def _whole_blocks(columns: int) -> int:

@@ -23,7 +23,7 @@ from medusa_cli.target.load import choose_device, load_target
 from medusa_cli.target.model import Target
 from medusa_cli.target.refuse import refuse_config
 from medusa_cli.target.sources import Source, find_source
-from medusa_cli.train.decodes import SHARE
+from medusa_cli.train.decodes import steps_between
 from medusa_cli.train.store import bytes_per_place
 
 # the heads in float32, and two checkpoints of them with AdamW's two moments; with patience the best heads in each too
@@ -183,18 +183,16 @@ def _seconds(plan: Plan, recipe: Recipe, effort: Effort) -> Seconds:
         answers=writing(unanswered, prompt, new) if data.target_answers else 0.0,
         reading=0.0 if data.target_answers else unanswered * data.max_seq_length * effort.read_token,
         training=learning,
-        decodes=_decodes(recipe, steps, learning, effort.decode),
+        decodes=_decodes(recipe, steps, plan.steps_at_most, effort.decode),
     )
 
 
-def _decodes(recipe: Recipe, steps: int, learning: float, one: float) -> float:
-    """Seconds of the decodes of held-out prompts while so many steps learn for so long."""
+def _decodes(recipe: Recipe, steps: int, total: int, one: float) -> float:
+    """Seconds of the decodes of held-out prompts in so many steps that are left of all."""
     settings = recipe.train
     if not settings.decode_steps or not steps:
         return 0.0
-    every = math.ceil(steps / settings.decode_steps) * one
-    # where they decide nothing they are left out beyond their share; the first and the last never are
-    return every if settings.patience else min(every, 2 * one + SHARE / (1 - SHARE) * learning)
+    return math.ceil(steps / steps_between(settings, total)) * one
 
 
 def _answer_tokens(data: DataSettings) -> int:

@@ -12,7 +12,8 @@ from medusa_cli.target.attention import FOLD_UP_TO, NAME
 # tensors of the inner and of the hidden width that are there at once, in bytes of the dtype, for each token
 INNER, HIDDEN = 4, 10
 # copies of the attention scores that are there at once where attention is eager
-SCORES = 3
+SCORES = 5
+CPU_BYTES, GPU_BYTES = 128 * 2**20, 2**30  # what a forward over prompts may take
 FLAGS = 3  # of who may look at what: the rows of the tree, the columns that are committed, and both together
 
 
@@ -27,6 +28,7 @@ class ForwardMemory:
     scores   [B, N, C]: where attention is eager
     logits   one token's, where they are wanted
     folds    whether keys are not repeated for few tokens (target/attention.py)
+    budget   what a forward over prompts may take: they are cut until it does
     """
 
     token: int
@@ -36,9 +38,10 @@ class ForwardMemory:
     scores: int
     logits: int
     folds: bool
+    budget: int
 
     @classmethod
-    def of(cls, config: Any, itemsize: int, attention: str, kinds: int = 1) -> "ForwardMemory":
+    def of(cls, config: Any, itemsize: int, attention: str, *, kinds: int = 1, on_cpu: bool = True) -> "ForwardMemory":
         """From a text model's config, bytes of a number, the attention by name, and how many kinds of masks it has."""
         heads, hidden = config.num_attention_heads, config.hidden_size
         key_heads = getattr(config, "num_key_value_heads", None) or heads
@@ -53,6 +56,7 @@ class ForwardMemory:
             scores=SCORES * heads * itemsize if attention == "eager" else 0,
             logits=config.vocab_size * itemsize,
             folds=attention == NAME,
+            budget=CPU_BYTES if on_cpu else GPU_BYTES,
         )
 
     def bytes(self, rows: int, tokens: int, columns: int, wanted: int = 1) -> int:

@@ -27,8 +27,10 @@ from medusa_cli.target.limits import context_limit
 from medusa_cli.target.masks import MaskKinds, positions, takes_mapping, tree_masks
 from medusa_cli.target.prefill import OnRead, Piece, pieces
 from medusa_cli.target.rotary import RotaryTables, TableSpans
-from medusa_cli.target.runner import PLAIN
+from medusa_cli.target.runner import PLAIN, give_back_freed_memory
 from medusa_cli.trees.tree import Ancestry, TokenTree
+
+GIVE_BACK_FROM = 32 * 2**20  # bytes of a forward: the memory of smaller ones is kept for the next
 
 
 @dataclass(frozen=True)
@@ -213,7 +215,8 @@ class Target:
     @cached_property
     def forward_memory(self) -> ForwardMemory:
         """What a forward takes beside weights and cache."""
-        return ForwardMemory.of(self.config, self.dtype.itemsize, self.identity.attention, len(self.kinds))
+        on_cpu, kinds = self.device.type == "cpu", len(self.kinds)
+        return ForwardMemory.of(self.config, self.dtype.itemsize, self.identity.attention, kinds=kinds, on_cpu=on_cpu)
 
     def prefill(
         self,
@@ -373,6 +376,8 @@ class Target:
         """One forward that writes where `place` says."""
         with self._final.narrowed(wanted_BW):
             out = self._call(tokens_BN, tree, place, cache)
+        if self.device.type == "cpu" and self.forward_memory.bytes(*tokens_BN.shape, place.used) > GIVE_BACK_FROM:
+            give_back_freed_memory()
         # where layers lie on several devices, the last hidden states are on another one than the inputs
         hidden_BNH = self._final.last_BNH.to(self.device)
         return Seen(hidden_BNH if wanted_BW is None else at_nodes(hidden_BNH, wanted_BW), out.logits)

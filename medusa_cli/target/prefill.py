@@ -13,7 +13,6 @@ from torch import Tensor
 from medusa_cli.target.forward_memory import ForwardMemory
 
 PREFILL_CHUNK = 2048  # tokens of one forward at most: matrices of that many rows keep any device busy
-FORWARD_BYTES = 256 * 2**20  # what a piece's forward may take: fewer tokens where attention is eager, or rows are long
 LEAST = 64  # tokens of a piece that is cut: below that, reading weights would cost more than using them
 
 OnRead = Callable[[int, int], None]
@@ -103,7 +102,7 @@ def _widest(prompts: Sequence[Sequence[int]], held: Sequence[int], rows: range) 
 def _fit(memory: ForwardMemory, shape: Shape) -> bool:
     """Whether one forward reads this much."""
     few = shape.rows * shape.tokens <= PREFILL_CHUNK
-    return few and memory.bytes(shape.rows, shape.tokens, shape.columns) <= FORWARD_BYTES
+    return few and memory.bytes(shape.rows, shape.tokens, shape.columns) <= memory.budget
 
 
 def _tokens_alone(memory: ForwardMemory, unread: int, columns: int) -> int:

@@ -35,6 +35,16 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _LARGEST)
 
 
+def give_back_freed_memory() -> None:
+    """Hand the system what a large forward left free, once for all of its layers.
+
+    Blocks of the next forward have other sizes and seldom fit into those holes: a heap that keeps them grows with every
+    prompt. Only the pages that are touched again are cleared again.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def lay_out(model: nn.Module, wanted: str) -> str:
     """Give the model, in place, the linear layers of the runner asked for; says which runner it became.
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.recipe import TrainSettings
 
-SHARE = 0.05
-"""Of the time of training: what decodes take at most where they decide nothing, the first and the last left out."""
+MOST = 8
+"""Decodes of a run where they decide nothing, the last left out: a clock would make logs of equal runs differ."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,11 @@ class Best:
 class Decoding:
     """Decodes when it is time for it."""
 
-    def __init__(self, decode: Decode | None, settings: TrainSettings, best: Best | None) -> None:
+    def __init__(self, decode: Decode | None, settings: TrainSettings, best: Best | None, total_steps: int) -> None:
         self.best = best
         self.seconds = 0.0
         self._decode = decode if settings.decode_steps else None
-        self._every = settings.decode_steps
-        self._began = time.perf_counter()
-        self._spent = 0.0
+        self._every = steps_between(settings, total_steps)
 
     @property
     def given_up(self) -> bool:
@@ -88,19 +86,19 @@ class Decoding:
         return self.best is not None and self.best.given_up
 
     def after(self, step: int, heads: MedusaHeads, *, last: bool) -> Decoded | None:
-        """What a decode after this step gave, its `seconds` kept; None where none is due or it would cost too much."""
+        """What a decode after this step gave, its `seconds` kept; None where none is due."""
         if self._decode is None or not (last or step % self._every == 0):
-            return None
-        if self.best is None and not last and self._too_dear():
             return None
         begun = time.perf_counter()
         decoded = self._decode(heads)
         self.seconds = time.perf_counter() - begun
-        self._spent += self.seconds
         if self.best is not None:
             self.best.offer(step, decoded.tokens_per_step, heads)
         return decoded
 
-    def _too_dear(self) -> bool:
-        """Whether one more, as long as the one before, would take more than the share that decodes may have."""
-        return self._spent > 0 and self._spent + self.seconds > SHARE * (time.perf_counter() - self._began)
+
+def steps_between(settings: TrainSettings, total_steps: int) -> int:
+    """Steps from one decode to the next: as asked for where they decide, else so many times that, for MOST at most."""
+    if settings.patience or not settings.decode_steps:
+        return settings.decode_steps
+    return settings.decode_steps * max(1, -(-total_steps // (settings.decode_steps * (MOST + 1))))

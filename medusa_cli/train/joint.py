@@ -81,8 +81,8 @@ def train_joint(
     told = outlets.log.rewind(first or -1)  # the evaluation before any step is told anew
     news = JointNews(settings, total_steps, order.batch_size, first)
     check_logits(learners.target, texts.held_out)
-    if first and not told:  # the run was killed between a save and the news of it
-        outlets.send(news.event("save", first, None))
+    if first and not told and (first == total_steps or first % settings.train.save_steps == 0):
+        outlets.send(news.event("save", first, None))  # the run was killed between a save and the news of it
     evaluated = None
     if first in (0, total_steps):
         evaluated = news.event("eval", first, _evaluate(learners, texts.held_out, settings))
@@ -96,9 +96,10 @@ def train_joint(
         if last or (step + 1) % settings.train.eval_steps == 0:
             evaluated = news.event("eval", step + 1, _evaluate(learners, texts.held_out, settings))
             outlets.send(evaluated)
-        stopping = outlets.stop_asked()
-        if last or stopping or (step + 1) % settings.train.save_steps == 0:
+        stopping, due = outlets.stop_asked(), last or (step + 1) % settings.train.save_steps == 0
+        if due or stopping:
             checkpoints.save(step + 1, state)
+        if due:  # a save at a stop is no news
             outlets.send(news.event("save", step + 1, None))
         if stopping and not last:
             raise KeyboardInterrupt

@@ -67,10 +67,10 @@ def train(
     first = checkpoints.restore(state)
     told = outlets.log.rewind(first)
     news = News(order, total_steps, first, settings)
-    if first and not told:  # the run was killed between a save and the news of it
-        outlets.send(news.event("save", first, None))
-    decoding = Decoding(sets.decode, settings, best)
+    decoding = Decoding(sets.decode, settings, best, total_steps)
     over = first == total_steps or decoding.given_up
+    if first and not told and (over or first % settings.save_steps == 0):
+        outlets.send(news.event("save", first, None))  # the run was killed between a save and the news of it
     evaluated = news.evaluated(first, _evaluate(heads, sets.held_out, settings)) if over else None
     for step in range(first, first if over else total_steps):
         batch = Batch(step + 1, order.rows(step), learning_rate(step, total_steps, settings))
@@ -85,9 +85,10 @@ def train(
         if last or (step + 1) % settings.eval_steps == 0:
             evaluated = news.evaluated(step + 1, _evaluate(heads, sets.held_out, settings))
             outlets.send(evaluated)
-        stopping = outlets.stop_asked()
-        if last or stopping or (step + 1) % settings.save_steps == 0:
+        stopping, due = outlets.stop_asked(), last or (step + 1) % settings.save_steps == 0
+        if due or stopping:
             checkpoints.save(step + 1, state)
+        if due:  # a save at a stop is no news: a run that was stopped tells what an unbroken one does
             outlets.send(news.event("save", step + 1, None))
         if stopping and not last:
             raise KeyboardInterrupt

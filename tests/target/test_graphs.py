@@ -15,7 +15,7 @@ from medusa_cli.assemble import lay_out_heads
 from medusa_cli.contracts import Draft, Seen
 from medusa_cli.decode import loop
 from medusa_cli.decode.loop import Parts, collect
-from medusa_cli.decode.room import cache_bytes
+from medusa_cli.decode.room import needed_bytes
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.produce.crew import Job, Manner, write_here
@@ -298,9 +298,9 @@ def test_logits_of_all_recordings_take_a_bounded_memory(monkeypatch: pytest.Monk
 def test_the_guard_of_memory_counts_the_columns_that_are_held(longest: int, nodes: int, columns: int) -> None:
     target = target_of(tiny_model("llama", max_position_embeddings=8192), "sdpa")
     target.graphed = GraphedForward(target.at, on_cpu, CPU)
-    needed, counted = cache_bytes(target, [[1] * (longest - 1)], Limits(1), 2, nodes)
-    assert counted == columns
-    assert needed == 2 * columns * target.cache_bytes_per_token * 3 // 2
+    needed = needed_bytes(target, [[1] * (longest - 1)], Limits(1), 2, nodes)
+    assert needed.columns == columns
+    assert needed.cache == 2 * columns * target.cache_bytes_per_token * 3 // 2
     cache = target.new_cache(2, 0)
     target.prefill([prompt_of(3)] * 2, cache)
     with torch.inference_mode():
