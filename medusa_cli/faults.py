@@ -21,6 +21,7 @@ _WANTED = {
     "less_than": "must be less than {lt:g}",
     "less_than_equal": "must be at most {le:g}",
     "too_large": "is larger than what can be computed with",
+    "string_too_short": "must not be empty",
     "too_short": "must hold at least {min_length}",
 }
 

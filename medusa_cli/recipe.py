@@ -248,7 +248,7 @@ class Recipe(Settings):
     tree: TreeSettings = TreeSettings()
     lora: LoraSettings | None = None
     seed: int = Field(0, ge=0, lt=2**62)
-    output_dir: str = "runs/heads"
+    output_dir: str = Field("runs/heads", min_length=1)
 
     @field_validator("lora")
     @classmethod

@@ -37,6 +37,8 @@ class BenchFolder:
     """
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
+        if path == Path():
+            raise MedusaError("--output-dir names no folder", "give a folder of its own to this bench")
         self.path = path
         self.asked = json.loads(json.dumps(asked))
         try:
@@ -44,7 +46,7 @@ class BenchFolder:
         except OSError as error:
             raise MedusaError(f"can't write to {path}: {error.strerror}", _ELSEWHERE) from error
         self._found = _read(path / "run.json")
-        if not self._found and any(not file.name.startswith(".") for file in path.iterdir()):
+        if "asked" not in self._found and any(not file.name.startswith(".") for file in path.iterdir()):
             raise MedusaError(f"{path} holds something else than a bench", _ELSEWHERE)
         self._origin = _origin(path / "run.json", self._found) if self._found else None
         self._refuse_other("asked", self.asked)

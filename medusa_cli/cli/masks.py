@@ -18,6 +18,11 @@ def preview(recipe: Recipe, console: Console) -> dict[str, Any]:
     data, counts = recipe.data, Counts()
     if data.dataset == "self":
         raise RecipeError("--preview-masks needs a data set", "name one: --dataset FILE")
+    if data.answers_from != "auto":
+        raise RecipeError(
+            f"--preview-masks shows the answers of a data set, and --answers-from {data.answers_from} has others made",
+            "leave --answers-from out to see what of the data's own answers would be learnt",
+        )
     rows = conversations_of(data, counts)
     target = load_target(recipe.target)
     tokenizer, ends = target.tokenizer, target.stop_ids

@@ -16,11 +16,10 @@ MIB = 2**20
 
 def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Print the resolved recipe and the plan, from the model's config, what is in the folder, and a short try."""
-    from medusa_cli.produce.plan import plan_of, timed
+    from medusa_cli.produce.plan import plan_of, timed, with_counted_data
 
-    plan = timed(plan_of(recipe), recipe, console.info)
-    console.stream(resolved(recipe))
-    console.out()
+    counted = with_counted_data(recipe)
+    plan = timed(plan_of(counted), counted, console.info)
     own = recipe.data.dataset == "self"
     console.table(
         ("", "done", "at most"),
@@ -41,6 +40,8 @@ def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
         )
     for line in (_memory(plan), _disk(plan), _time(plan)):
         console.say(line)
+    console.out()
+    console.stream(resolved(recipe))
     seconds = asdict(plan.seconds) | {"total": plan.seconds.total} if plan.seconds else None
     memory = asdict(plan.memory) | {"needed": plan.memory.needed}
     disk = asdict(plan.disk) | {"fault": plan.disk.fault}

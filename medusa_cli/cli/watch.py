@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def reporter_of(recipe: Recipe) -> "Iterator[Reporter | None]":
-    """Weights & Biases, if the recipe reports there."""
+def reporter_of(recipe: Recipe, console: Console) -> "Iterator[Reporter | None]":
+    """Weights & Biases, if the recipe reports there; says in the end where an offline run lies."""
     if recipe.train.report_to == "none":
         yield None
         return
@@ -28,6 +28,8 @@ def reporter_of(recipe: Recipe) -> "Iterator[Reporter | None]":
 
     with closing(WandbReporter("medusa", recipe.model_dump(mode="json"))) as reporter:
         yield reporter
+    if folder := reporter.offline_folder:
+        console.info(f"curves: {folder} (`wandb sync {folder}` sends them)")
 
 
 def _draw(curves: "Curves", file: "Path") -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from medusa_cli.data.rows import Row, read_rows
+from medusa_cli.data.rows import Broken, Row, read_rows
 from medusa_cli.errors import DataError
 
 OnBadRow = Literal["skip", "fail"]
@@ -143,6 +143,11 @@ def _usable(rows: Iterator[Row], source: str, counts: Counts, on_bad_row: OnBadR
     usable = 0
     for row in rows:
         counts.read += 1
+        if isinstance(row.value, Broken):
+            if on_bad_row == "fail":
+                raise row.value.error
+            counts.skip("broken JSON", f"line {row.number}")
+            continue
         try:
             messages = messages_of(row.value)
             check_order(messages)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_cli.data.conversations import BadRow, Message, check_order, messages_of
-from medusa_cli.data.rows import Row, read_rows
+from medusa_cli.data.rows import Broken, Row, read_rows
 from medusa_cli.errors import DataError
 from medusa_cli.home import expanded
 
@@ -30,6 +30,8 @@ def read_prompts(file: Path) -> list[Prompt]:
     prompts: dict[str, Prompt] = {}
     for row in read_rows(str(file), split="train"):
         place = f"{file}, row {row.number}"
+        if isinstance(row.value, Broken):
+            raise row.value.error
         try:
             prompt = _prompt(row)
         except BadRow as fault:

@@ -21,6 +21,13 @@ _UTF8_HINT = "save it as UTF-8 text"
 
 
 @dataclass(frozen=True)
+class Broken:
+    """In place of a row's value: a line that holds no JSON. The error names it."""
+
+    error: DataError
+
+
+@dataclass(frozen=True)
 class Row:
     """One row as stored. `number` counts from 1; in `.jsonl` and `.txt` it is the line number."""
 
@@ -35,7 +42,7 @@ def read_rows(source: str, split: str, *, config: str | None = None, streaming: 
     streaming   fetch a hub data set as its rows are asked for, instead of downloading it whole first
 
     A line of a `.txt` file is the row {"text": line}; blank lines are no rows. Raises DataError when the source is
-    missing, unreadable, not text, or broken at a line, which it names.
+    missing, unreadable or not text. A line of `.jsonl` that is no JSON is a row too, whose value is Broken.
     """
     path = expanded(source)
     suffix = path.suffix.lower()
@@ -45,9 +52,15 @@ def read_rows(source: str, split: str, *, config: str | None = None, streaming: 
         if suffix not in _READERS:
             raise DataError(f"{source}: can't tell its format from '{suffix}'", f"use one of {', '.join(_READERS)}")
         return _READERS[suffix](path)
-    if suffix in _READERS or not _HUB_ID.fullmatch(source):
+    if not is_on_the_hub(source):
         raise DataError(f"no such file: {source}", f"looked in {path.parent.absolute()}; check the path")
     return _hub_rows(source, {"name": config, "split": split, "streaming": streaming})
+
+
+def is_on_the_hub(source: str) -> bool:
+    """Whether this names a data set of the hub, and no file of this machine that is there or should be."""
+    path = expanded(source)
+    return not path.exists() and path.suffix.lower() not in _READERS and bool(_HUB_ID.fullmatch(source))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -67,11 +80,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parse(text: str, path: Path, number: int) -> Any:
-    """The JSON value on one line."""
+    """The JSON value on one line, or Broken."""
     try:
         return parse_json(text)
     except ValueError as error:
-        raise DataError(f"{path}, line {number}: broken JSON ({error})", "each line must be one JSON object") from error
+        return Broken(DataError(f"{path}, line {number}: broken JSON ({error})", "each line must be one JSON object"))
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:

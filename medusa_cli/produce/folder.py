@@ -8,14 +8,14 @@ split in the order of their keys.
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from filelock import FileLock, Timeout
 
-from medusa_cli.atomic import write_atomically
+from medusa_cli.atomic import parts_beside, parts_in, write_atomically
 from medusa_cli.errors import DataError, TrainingError
 from medusa_cli.home import expanded
 from medusa_cli.recipe import DataSettings, Recipe, TargetSettings
@@ -54,9 +54,16 @@ class RunFolder:
         with lock:
             if _found(self.path) != self.found:
                 raise TrainingError(f"another run has just written to {self.path}", "run the same command again")
-            for left in self.path.rglob(".*.part"):
-                left.unlink()
+            for left in _left_over(self.path):
+                left.unlink(missing_ok=True)
             yield
+
+    def leave(self) -> None:
+        """Take the folder away again when nothing was written there: a run that never began leaves none."""
+        with suppress(OSError):  # it holds something, or is gone
+            if [each.name for each in self.path.iterdir()] == [_LOCK]:
+                (self.path / _LOCK).unlink()
+                self.path.rmdir()
 
     @property
     def target_settings(self) -> TargetSettings:
@@ -101,6 +108,35 @@ class RunFolder:
 
 
 _LOCK = ".lock"
+FILES = (
+    "run.json", "heads.safetensors", "heads.json", "tree.json", "accuracy.json", "train.jsonl", "training.png",
+    "provenance.json", "README.md",
+)  # fmt: skip
+FOLDERS = ("written", "checkpoints", "joint", "adapter")
+"""What a run writes, right in its folder."""
+
+
+def _left_over(path: Path) -> list[Path]:
+    """What killed writers of this run's files left: in its own folders, and right in `path` beside its own names."""
+    ours = [folder for name in FOLDERS for folder in (path / name, *(path / name).glob("*")) if folder.is_dir()]
+    own = [folder for folder in ours if not folder.is_symlink()]
+    beside = [part for name in FILES for part in parts_beside(path / name)]
+    return beside + [part for folder in own for part in parts_in(folder)]
+
+
+def _refuse_others_files(path: Path) -> None:
+    """Raise TrainingError for a folder without a run that holds something else: a model, a project, heads of others."""
+    if (path / "run.json").is_file() or not path.is_dir():
+        return
+    theirs = sorted(each.name for each in path.iterdir() if not each.name.startswith(".") and each.name not in FOLDERS)
+    if theirs:
+        more = f" and {len(theirs) - 1} more" if len(theirs) > 1 else ""
+        raise TrainingError(
+            f"{path} holds {theirs[0]}{more}, which no run of medusa wrote: nothing there is replaced",
+            "name a new or an empty folder with --output-dir",
+        )
+
+
 _ELSEWHERE = "choose another --output-dir, or free some space"
 
 
@@ -111,6 +147,7 @@ def open_folder(recipe: Recipe, *, resume: bool) -> RunFolder:
     data set is a file that can't be read.
     """
     path = expanded(recipe.output_dir)
+    _refuse_others_files(path)
     wanted = {"seed": recipe.seed, "data": _data_identity(recipe)}
     folder = RunFolder(path, recipe, _found(path), wanted)
     _check_data(folder)

@@ -7,7 +7,7 @@ written/read/                  hidden states of answers that the target read: th
 written/held-out/              what the target itself says to those that are held out
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -60,8 +60,7 @@ def _from_data_set(stage: Stage) -> Gathered:
     """Its own answers are read; without any, or when others are asked for, its prompts are answered."""
     data, counts = stage.recipe.data, Counts()
     conversations = list(islice(conversations_of(data, counts), data.num_samples))
-    has_answers = any(message.role in ("assistant", "text") for row in conversations for message in row.messages)
-    if has_answers and data.answers_from == "auto":
+    if has_answers(conversations) and data.answers_from == "auto":
         gathered = _read_given(stage, conversations, counts)
     else:
         asked = asked_turns(conversations, data.num_samples)
@@ -71,6 +70,11 @@ def _from_data_set(stage: Stage) -> Gathered:
     return replace(
         gathered, notes=[*_left_out(counts), *gathered.notes], counts={**counts.numbers(), **gathered.counts}
     )
+
+
+def has_answers(conversations: Iterable[Conversation]) -> bool:
+    """Whether there is anything in them to learn as it is."""
+    return any(message.role in ("assistant", "text") for row in conversations for message in row.messages)
 
 
 def _answered(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Gathered:

@@ -131,6 +131,8 @@ def make_heads(
     check_training(heads, folder.path)
     folder.begin_training(target.fingerprint, target.identity.runner)
     checkpoints = folder.checkpoints(target.fingerprint)
+    if checkpoints.newest_step:
+        hooks.say(f"going on from step {checkpoints.newest_step} of the training in {folder.path}")
     task = Task(material.store.resolve(), list(material.learnt), recipe.train, recipe.seed, checkpoints)
     call(group, task, heads, recipe)
     sets = replace(sets, decode=_probe(recipe, target, material, hooks), group=group)

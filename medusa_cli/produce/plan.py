@@ -3,16 +3,21 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
 
+from medusa_cli.data.asked import asked_turns
+from medusa_cli.data.conversations import Counts
+from medusa_cli.data.rows import is_on_the_hub
 from medusa_cli.errors import TargetError
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.home import expanded
 from medusa_cli.produce.disk import Disk, count_lines, disk_of, stored_bytes, stored_samples
 from medusa_cli.produce.effort import Effort, measure_effort
+from medusa_cli.produce.gather import conversations_of, has_answers
 from medusa_cli.produce.heads import fresh_heads
 from medusa_cli.produce.joint_plan import JointPlan, joint_plan, joint_seconds
 from medusa_cli.produce.memory import FLOAT, Memory, memory_of, meta_model, packs
@@ -69,6 +74,21 @@ class Plan:
     seconds: Seconds | None = None
     why_not_timed: str | None = None
     joint: JointPlan | None = None
+
+
+def with_counted_data(recipe: Recipe) -> Recipe:
+    """The recipe with no more samples than a file of this machine holds; a data set of the hub is not fetched for it.
+
+    Raises what the run itself would raise for this data.
+    """
+    data = recipe.data
+    if data.dataset == "self" or is_on_the_hub(data.dataset):
+        return recipe
+    conversations = list(islice(conversations_of(data, Counts()), data.num_samples))
+    given = has_answers(conversations) and data.answers_from == "auto"
+    found = len(conversations) if given else len(asked_turns(conversations, data.num_samples))
+    few = data.model_copy(update={"num_samples": max(1, found)})
+    return recipe.model_copy(update={"data": few})
 
 
 def plan_of(recipe: Recipe) -> Plan:

@@ -128,6 +128,12 @@ class Checkpoints:
             ) from error
         return path
 
+    @property
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint, whole or not; 0 when there is none."""
+        files = self._files()
+        return int(files[-1].stem.partition("-")[2]) if files else 0
+
     def restore(self, state: TrainState) -> int:
         """Fill `state` from the newest whole checkpoint and return its step; 0 when there is none.
 

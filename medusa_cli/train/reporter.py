@@ -1,6 +1,11 @@
 """Curves to Weights & Biases. Needs the package wandb, which is asked for when a run is to be reported."""
 
+import os
+import secrets
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from medusa_cli.errors import TrainingError
@@ -18,15 +23,22 @@ class WandbReporter:
         wandb = self._wandb = need("wandb", "wandb")
         # silent for the whole package: then it raises where a key is missing instead of asking for one
         settings = wandb.Settings(silent=True, x_service_wait=START_SECONDS)
+        name = secrets.token_hex(8)
         try:
             wandb.setup(settings)
-            self._run = wandb.init(project=project, config=dict(config), settings=settings)
+            self._run = wandb.init(project=project, config=dict(config), settings=settings, id=name)
         except (wandb.Error, OSError) as error:
             wandb.teardown()  # what it read from the environment would stay for the next run of this process
+            _take_away(name)
             raise TrainingError(
                 f"Weights & Biases can't start: {error}",
                 "log in with `wandb login`, set WANDB_MODE=offline, or leave out --report-to",
             ) from error
+
+    @property
+    def offline_folder(self) -> Path | None:
+        """Where a run lies that was sent nowhere; None for one that was sent."""
+        return Path(self._run.dir).parent if self._run.offline else None
 
     def close(self) -> None:
         """Hand in what is not written yet, and wait until it is."""
@@ -37,3 +49,15 @@ class WandbReporter:
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Take the named numbers of a step."""
         self._run.log(dict(values), step=step)
+
+
+def _take_away(name: str) -> None:
+    """What a run of this name that never started left in ./wandb, and that folder if nothing else is in it."""
+    place = Path(os.environ.get("WANDB_DIR") or ".") / "wandb"
+    for left in place.glob(f"*run-*-{name}"):
+        shutil.rmtree(left, ignore_errors=True)
+    with suppress(OSError):  # there is none, or it holds other runs
+        for link in place.iterdir():
+            if link.is_symlink() and not link.exists():
+                link.unlink()
+        place.rmdir()

@@ -258,7 +258,7 @@ def test_a_recipe_that_is_none_is_told_by_name(content: str, medusa: Medusa, tmp
     [
         ("missing.jsonl", None, "no such file"),
         ("empty.jsonl", "", "0 usable rows"),
-        ("broken.jsonl", "{", "line 1: broken JSON"),
+        ("broken.jsonl", "{", "0 usable rows; 1 rows read, 1 left out: 1 broken JSON (first: line 1)"),
         ("odd.jsonl", '{"colour": "blue"}\n', "0 usable rows"),
         ("data.csv", "a,b\n", "can't tell its format from '.csv'"),
         ("silent.jsonl", '{"prompt": "a"}\n{"prompt": "  "}\n', "one text can't both train and measure"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import Done, Medusa, Trained, train_args
+from tests.cli.harness import LAYOUTS, Done, Medusa, Trained, rows_of, train_args
 
 
 def test_a_plan_bounds_what_the_run_then_does_and_changes_nothing(
@@ -106,9 +106,43 @@ def test_a_plan_counts_decodes_that_are_wanted_and_all_of_them_where_they_decide
     monkeypatch.setattr(module, "measure_effort", lambda *_: Effort(0.0, 0.0, 1.0, decode=4.0))
     assert decodes("--decode-steps", 0) == 0
     assert decodes("--decode-steps", 20) == pytest.approx(3 * 4.0)
-    learning = 50 * 64 * 1.0
-    assert decodes("--decode-steps", 1) == pytest.approx(2 * 4.0 + learning / 19)
+    assert decodes("--decode-steps", 1) == pytest.approx(9 * 4.0), "eight and the last"
     assert decodes("--decode-steps", 1, "--patience", 3) == pytest.approx(50 * 4.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("nosuch.jsonl", None, "error: no such file: "),
+        ("empty.jsonl", "", "0 usable rows"),
+        ("data.csv", "a,b\n", "can't tell its format from '.csv'"),
+    ],
+)
+def test_a_plan_of_data_that_can_not_be_used_ends_as_the_run_would(
+    name: str, content: str | None, words: str, medusa: Medusa, tiny: Path, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    done = medusa(*train_args(tiny, tmp_path / "run", "--plan", "--dataset", tmp_path / name))
+    assert done.code == 1
+    assert words in done.err
+    assert done.out == ""
+
+
+def test_a_plan_counts_the_rows_of_a_file_and_answers_before_it_shows_the_recipe(
+    medusa: Medusa, tiny: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text(rows_of(16, LAYOUTS["messages"]) + "{\n")
+    args = train_args(tiny, tmp_path / "new", "--plan", "--dataset", file, "--num-samples", 4000, "--device", "cuda:9")
+    plan = medusa(*args, "--json").document
+    assert plan["samples"] == 16
+    assert plan["tokens_at_most"] == 16 * 120
+    assert plan["recipe"]["data"]["num_samples"] == 4000
+    asked = medusa(*args, "--json", "--answers-from", "self").document
+    assert (asked["samples"], asked["tokens_at_most"]) == (16, 16 * 40)
+    shown = medusa(*args).out
+    assert shown.index("training steps") < shown.index("time: ") < shown.index("num_samples: 4000")
 
 
 def test_a_plan_and_a_preview_are_not_shown_at_once(train: Callable[..., Done]) -> None:

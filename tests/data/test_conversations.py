@@ -191,10 +191,18 @@ def test_a_broken_file_is_named_and_so_is_the_line(tmp_path: Path, name: str, co
     file = tmp_path / name
     file.write_bytes(content)
     with pytest.raises(DataError) as caught:
-        read(str(file))
+        read(str(file), on_bad_row="fail")
     assert name in caught.value.message
     assert message in caught.value.message
     assert caught.value.hint
+
+
+def test_a_line_that_is_no_json_is_a_bad_row_and_the_others_are_read(tmp_path: Path) -> None:
+    file, counts = tmp_path / "a.jsonl", Counts()
+    file.write_text('{"text": "a"}\n{"text": \n{"text": "b"}\n')
+    found = list(read_conversations(str(file), split="train", counts=counts, on_bad_row="skip"))
+    assert [(one.messages[0].content, one.row) for one in found] == [("a", 1), ("b", 3)]
+    assert counts.describe() == "3 rows read, 1 left out: 1 broken JSON (first: line 2)"
 
 
 @pytest.mark.parametrize("source", ["missing.jsonl", "some/where/else/data", "./data", "~/no such file"])

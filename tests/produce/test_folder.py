@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.errors import TrainingError
+from medusa_cli.errors import RecipeError, TrainingError
 from medusa_cli.produce.folder import RunFolder, open_folder
 from medusa_cli.recipe import Recipe
+from medusa_cli.recipe_text import load_recipe
 
 
 @pytest.fixture
@@ -18,15 +19,57 @@ def folder(tmp_path: Path) -> RunFolder:
     return open_folder(Recipe(output_dir=str(tmp_path / "run")), resume=True)
 
 
+def part_of(path: Path) -> Path:
+    """As a killed writer of this file leaves one."""
+    part = path.with_name(f".{path.name}.0123456789abcdef.medusa-part")
+    part.parent.mkdir(parents=True, exist_ok=True)
+    part.write_text("half")
+    return part
+
+
 def test_files_that_a_kill_left_half_written_are_gone_once_a_run_has_the_folder(folder: RunFolder) -> None:
-    for place in ("", "checkpoints", "written/answers"):
-        (folder.path / place).mkdir(parents=True, exist_ok=True)
-        (folder.path / place / ".step-00000004.pt.123.part").write_text("half")
-        (folder.path / place / "whole.part").write_text("whole")
+    names = ("run.json", "README.md", "checkpoints/step-00000004.pt", "written/answers/store.json", "adapter/weights")
+    parts = [part_of(folder.path / name) for name in names]
     folder.claim("abc")
     with open_folder(folder.recipe, resume=True).to_itself():
-        left = [file.name for file in folder.path.rglob("*.part")]
-    assert left == ["whole.part"] * 3
+        assert not any(part.exists() for part in parts)
+
+
+def test_files_of_others_stay_however_they_are_called(folder: RunFolder, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    theirs = [part_of(folder.path / "photo.jpg"), part_of(folder.path / "photos/photo.jpg"), part_of(outside / "a")]
+    for name in (".photo.jpg.part", ".README.md.12.part", "written/.photo.jpg.part", "written/answers/whole.part"):
+        theirs.append(folder.path / name)
+        theirs[-1].parent.mkdir(parents=True, exist_ok=True)
+        theirs[-1].write_text("theirs")
+    (folder.path / "joint").symlink_to(outside)
+    folder.claim("abc")
+    with open_folder(folder.recipe, resume=True).to_itself():
+        assert [each for each in theirs if not each.exists()] == []
+
+
+@pytest.mark.parametrize("names", [("README.md",), ("config.json", "model.safetensors"), ("pyproject.toml", "tree.json")])
+def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_is(names: tuple[str, ...], tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_text("theirs")
+    with pytest.raises(TrainingError, match=r"which no run of medusa wrote: nothing there is replaced") as caught:
+        open_folder(Recipe(output_dir=str(tmp_path)), resume=True)
+    assert names[0] in caught.value.message
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(names)
+
+
+def test_a_run_that_never_began_leaves_no_folder_and_takes_none_that_holds_something(folder: RunFolder) -> None:
+    folder.claim("abc")
+    folder.leave()
+    assert folder.path.exists()
+    (folder.path / "run.json").unlink()
+    folder.leave()
+    assert not folder.path.exists()
+
+
+def test_no_folder_is_not_the_current_one() -> None:
+    with pytest.raises(RecipeError, match="output_dir"):
+        load_recipe(None, (), {"output_dir": ""}, {})
 
 
 def test_a_run_that_ended_since_the_folder_was_looked_at_is_noticed(folder: RunFolder) -> None:

@@ -134,6 +134,26 @@ def test_a_reporter_that_can_t_start_says_what_else_there_is(monkeypatch, kind):
     assert "WANDB_MODE=offline" in caught.value.hint
 
 
+def test_a_run_that_can_t_start_leaves_no_folder_but_those_of_others(monkeypatch, tmp_path):
+    def init(*, id, **_):
+        (tmp_path / "wandb" / f"run-20260101_000000-{id}").mkdir(parents=True)
+        (tmp_path / "wandb" / "latest-run").symlink_to(f"run-20260101_000000-{id}")
+        raise ValueError("no key")
+
+    wandb = SimpleNamespace(
+        setup=lambda _: None, init=init, teardown=lambda: None, Settings=SimpleNamespace, Error=ValueError
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    with pytest.raises(TrainingError, match="no key"):
+        WandbReporter("project", {})
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "wandb/run-20250101_000000-theirs").mkdir(parents=True)
+    with pytest.raises(TrainingError, match="no key"):
+        WandbReporter("project", {})
+    assert [each.name for each in (tmp_path / "wandb").iterdir()] == ["run-20250101_000000-theirs"]
+
+
 def test_a_missing_reporter_package_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtra) as caught:
