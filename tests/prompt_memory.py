@@ -79,6 +79,7 @@ def _child(model: str, reading: Reading) -> None:
     from medusa_cli.decode.rows import Limits
     from medusa_cli.drafters.none import NoDrafter
     from medusa_cli.recipe import TargetSettings
+    from medusa_cli.target.runner import give_back_freed_memory
 
     settings = {"runner": reading.runner, "attention": reading.attention, "dtype": "float32", "device": "cpu"}
     target = load_target(TargetSettings.model_validate({"model": model, **settings}))
@@ -87,6 +88,7 @@ def _child(model: str, reading: Reading) -> None:
     prompts = ids.tolist()
     needed = needed_bytes(target, prompts, limits, len(prompts), 0)
     collect(parts, [prompts[0][:200]], limits)
+    give_back_freed_memory()  # what loading left free would hide what comes
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from now on
     before = _resident("VmRSS")
     if reading.what == "text":

@@ -22,6 +22,7 @@ from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
 from medusa_cli.target.cache import BLOCK
 from medusa_cli.target.model import Target
+from medusa_cli.target.prefill import OnRead
 
 AHEAD = 512  # tokens of a text that there is room for from the start: many texts end before their budget does
 
@@ -31,7 +32,7 @@ class Parts:
     """What decoding is made of; `shaping` reworks logits before the rule sees them.
 
     The text of prompt `key` is drawn with a stream of its own, which `seed` and `number_of(key)` give. `on_read` is
-    told how many tokens of the prompts that join together are read, and of how many.
+    told how far reading is whenever a piece of the joining prompts has been read.
     """
 
     target: Target
@@ -40,7 +41,7 @@ class Parts:
     shaping: Shaping | None = None
     seed: int = 0
     number_of: Callable[[int], int] = int
-    on_read: Callable[[int, int], None] = lambda done, total: None
+    on_read: OnRead | None = None
 
 
 @dataclass(frozen=True)

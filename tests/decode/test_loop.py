@@ -10,9 +10,10 @@ from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, collect, decode
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
+from medusa_cli.target import prefill
 from tests.decode.tiny_llama import TARGET, TEXTS, Counter, oracle, up_to
 from tests.fakes import SHAPES, RandomDrafter
-from tests.tiny_models import NUM_NEW, VOCAB, final_hidden, tiny_model
+from tests.tiny_models import NUM_NEW, VOCAB, final_hidden, prompt_of, tiny_model
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3])
@@ -145,3 +146,13 @@ def test_there_is_room_for_what_texts_may_become(
     prompts = [[1] * length for length in lengths]
     next(decode(Parts(target, NoDrafter(), Greedy()), prompts, Limits(budget), max_rows=2))
     assert asked == [(2, columns)]
+
+
+def test_reading_a_long_prompt_is_told_piece_by_piece_and_changes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [prompt_of(30), prompt_of(3)]
+    whole = collect(Parts(TARGET(), NoDrafter(), Greedy()), prompts, Limits(8), max_rows=2)
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 8)
+    told: list[tuple[int, int]] = []
+    parts = Parts(TARGET(), NoDrafter(), Greedy(), on_read=lambda read, unread: told.append((read, unread)))
+    assert collect(parts, prompts, Limits(8), max_rows=2) == whole
+    assert told == [(8, 33), (16, 33), (24, 33), (30, 33), (33, 33)]
