@@ -95,7 +95,7 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
     def make_room(prompts: Sequence[Sequence[int]], num_rows: int) -> None:
         for number, prompt in enumerate(prompts, start=1):
             check_prompt(target, prompt, limits, f"prompt {number}")
-        check_room(target, prompts, limits, num_rows, drafters[subject].size)
+        check_room(target, prompts, limits, num_rows, drafters[subject].size, in_pieces=not hf_arms)
         if llama:
             llama.make_room(max(len(prompt) for prompt in prompts))
 

@@ -15,7 +15,7 @@ from medusa_cli.cli.options import setting
 from medusa_cli.cli.planning import show_plan, tell_time
 from medusa_cli.cli.stops import Stops
 from medusa_cli.cli.watch import Watch, reporter_of
-from medusa_cli.errors import MedusaError, RecipeError
+from medusa_cli.errors import RecipeError
 from medusa_cli.launch import Place, place_of
 from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings
 from medusa_cli.recipe_text import load_recipe
@@ -191,26 +191,19 @@ def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Mad
     from medusa_cli.produce.layout import load_as_begun
 
     folder = open_folder(recipe, resume=resume)
-    source = source_of(recipe)  # what isn't there is said before a model is loaded
-    check_joint(recipe, folder.path)
     command = shlex.join(["medusa", *sys.argv[1:]])
     stops = Stops()
     try:
-        with (
-            stops,
-            folder.to_itself(),
-            reporter_of(recipe, console) as reporter,
-            Watch(console, reporter, stops) as hooks,
-        ):
-            with console.waiting(f"loading {recipe.target.model}"):
-                target = load_as_begun(folder)
-            console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
-            if place_of(os.environ).size == 1:
-                tell_time(recipe, target, console)
-            return make_heads(target, folder, hooks, command, source, group)
-    except MedusaError:
-        folder.leave()
-        raise
+        with stops, folder.to_itself():
+            source = source_of(recipe)  # what isn't there is said before a model is loaded
+            check_joint(recipe, folder.path)
+            with reporter_of(recipe, console) as reporter, Watch(console, reporter, stops) as hooks:
+                with console.waiting(f"loading {recipe.target.model}"):
+                    target = load_as_begun(folder)
+                console.info(f"{target.name}: {target.dtype_name} on {target.device}, {target.identity.runner} runner")
+                if place_of(os.environ).size == 1:
+                    tell_time(recipe, target, console)
+                return make_heads(target, folder, hooks, command, source, group)
     except KeyboardInterrupt:
         console.warn(
             f"stopped; all that is finished is in {folder.path}: the same command with --resume-from-checkpoint goes on"

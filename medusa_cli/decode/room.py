@@ -37,11 +37,19 @@ class Needed:
 
 
 def needed_bytes(
-    target: Target, prompts: Sequence[Sequence[int]], limits: Limits, max_rows: int, num_nodes: int
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    max_rows: int,
+    num_nodes: int,
+    *,
+    in_pieces: bool = True,
 ) -> Needed:
     """What writing after these prompts can grow to, `max_rows` at once, with so many nodes under each root.
 
     A layer that grows holds the old keys and the new ones for a moment, so one layer counts twice then.
+
+    in_pieces   prompts are read so; else somebody reads them all with one forward
     """
     longest = max(map(len, prompts), default=0)
     text = max((len(prompt) + max(0, limits.budget(len(prompt))) for prompt in prompts), default=0)
@@ -52,7 +60,9 @@ def needed_bytes(
     layers = target.num_layers + grows
     cache = max_rows * columns * target.cache_bytes_per_token * layers // target.num_layers
     memory, nodes = target.forward_memory, num_nodes + 1
-    reading = peak_bytes(memory, max_rows, max(1, longest)) + max_rows * target.vocab_size * LOGITS * FLOAT
+    prompt = max(1, longest)
+    reading = peak_bytes(memory, max_rows, prompt) if in_pieces else memory.bytes(max_rows, prompt, prompt)
+    reading += max_rows * target.vocab_size * LOGITS * FLOAT
     step = memory.bytes(max_rows, nodes, text + num_nodes, wanted=nodes)
     step += max_rows * nodes * target.vocab_size * (LOGITS - 1) * FLOAT
     return Needed(cache, max(reading, step), columns)
@@ -65,9 +75,11 @@ def check_room(
     max_rows: int,
     num_nodes: int,
     hint: str = "write fewer at once (--batch-size), or fewer tokens (--max-new-tokens)",
+    *,
+    in_pieces: bool = True,
 ) -> None:
     """Raise DataError, with the numbers, when a run would not fit into the memory that is free now."""
-    needed = needed_bytes(target, prompts, limits, max_rows, num_nodes)
+    needed = needed_bytes(target, prompts, limits, max_rows, num_nodes, in_pieces=in_pieces)
     target.release()  # what earlier texts left behind is free for these
     parts = [free_bytes(device) for device in target.devices]
     free = None if None in parts else sum(part or 0 for part in parts)

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from filelock import FileLock, Timeout
 
 from medusa_cli.atomic import parts_beside, parts_in, write_atomically
-from medusa_cli.errors import DataError, TrainingError
+from medusa_cli.errors import DataError, MedusaError, TrainingError
 from medusa_cli.home import expanded
 from medusa_cli.recipe import DataSettings, Recipe, TargetSettings
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_settings, recipe_hash
@@ -56,9 +56,13 @@ class RunFolder:
                 raise TrainingError(f"another run has just written to {self.path}", "run the same command again")
             for left in _left_over(self.path):
                 left.unlink(missing_ok=True)
-            yield
+            try:
+                yield
+            except MedusaError:
+                self._leave()
+                raise
 
-    def leave(self) -> None:
+    def _leave(self) -> None:
         """Take the folder away again when nothing was written there: a run that never began leaves none."""
         with suppress(OSError):  # it holds something, or is gone
             if [each.name for each in self.path.iterdir()] == [_LOCK]:

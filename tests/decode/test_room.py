@@ -54,6 +54,8 @@ def test_reading_a_long_prompt_takes_no_more_than_a_piece_of_it(monkeypatch: pyt
     forwards = [needed_bytes(TARGET, [[1] * 64] * rows, Limits(1), rows, 0).forward for rows in (1, 2)]
     logits = TARGET.vocab_size * 4 * 3
     assert forwards[1] - forwards[0] == logits
+    at_once = [needed_bytes(TARGET, [[1] * 64] * rows, Limits(1), rows, 0, in_pieces=False).forward for rows in (1, 2)]
+    assert at_once == [forwards[0], 2 * forwards[0]], "transformers reads them with one forward"
 
 
 def test_what_can_not_fit_is_refused_with_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

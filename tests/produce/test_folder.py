@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.errors import RecipeError, TrainingError
+from medusa_cli.errors import FormatError, RecipeError, TrainingError
 from medusa_cli.produce.folder import RunFolder, open_folder
 from medusa_cli.recipe import Recipe
 from medusa_cli.recipe_text import load_recipe
@@ -59,11 +59,15 @@ def test_a_folder_that_holds_something_else_is_refused_as_it_is(names: tuple[str
 
 
 def test_a_run_that_never_began_leaves_no_folder_and_takes_none_that_holds_something(folder: RunFolder) -> None:
-    folder.claim("abc")
-    folder.leave()
+    def fail(folder: RunFolder) -> None:
+        with pytest.raises(FormatError), folder.to_itself():
+            raise FormatError("no such heads", "name others")
+
+    (folder.path / "written").mkdir()
+    fail(folder)
     assert folder.path.exists()
-    (folder.path / "run.json").unlink()
-    folder.leave()
+    (folder.path / "written").rmdir()
+    fail(folder)
     assert not folder.path.exists()
 
 
