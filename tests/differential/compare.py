@@ -184,8 +184,11 @@ def _tallied(case: Case, effort: Effort, target: Target, known: _Known) -> Findi
                 near = parted.verdict == "near-tie"
                 ties += near
                 differed += 0 if near else len(right) - parted.index
-                first = first or f"{parted.verdict} at token {parted.index} after {len(prompt)}, margin {parted.margin}, "\
+                first = (
+                    first
+                    or f"{parted.verdict} at token {parted.index} after {len(prompt)}, margin {parted.margin}, "
                     f"{drafter} {shape} {num_rows} rows"
+                )
     outcome: Outcome = "differs" if differed else "tie" if ties else "equal"
     distinct = max((len(set(text)) for text in wanted), default=0)
     return Finding(case, outcome, first, compared, differed, ties, distinct)

@@ -134,6 +134,8 @@ def test_a_draft_that_seems_to_take_no_time_makes_no_step_cheaper_than_a_plain_o
 def test_heads_that_are_never_right_are_promised_nothing() -> None:
     tree, choice = fit._choose(PathCounts(100, Counter()), FLAT, None, largest=7)
     assert (tree.num_nodes, choice.expected_tokens, choice.speedup) == (1, 1.0, 1.0)
+
+
 def test_measuring_steps_tells_of_each_round_and_ends_with_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
     target = target_of(tiny_model("llama"))
