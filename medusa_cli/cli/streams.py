@@ -26,10 +26,10 @@ def open_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    if sys.stderr and sys.stderr is sys.__stderr__:  # of this process itself, and not lent by who calls
-        encoding = sys.stderr.encoding
-        log = io.BufferedWriter(_Lossy(sys.stderr.fileno(), "w", closefd=False))
-        sys.stderr = io.TextIOWrapper(log, encoding, "backslashreplace", line_buffering=True)
+    own = sys.__stderr__
+    if own is not None and sys.stderr is own:  # of this process itself, and not lent by who calls
+        log = io.BufferedWriter(_Lossy(own.fileno(), "w", closefd=False))
+        sys.stderr = io.TextIOWrapper(log, own.encoding, "backslashreplace", line_buffering=True)
 
 
 def settle_stdout() -> None:

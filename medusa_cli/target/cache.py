@@ -201,12 +201,12 @@ class TreeCache(Cache):
         from_BD = torch.where(path_BD < 0, to_BD, to_BD[:, :1] + path_BD)
         if num_rows == 1:
             start = self.lengths[0]
-            for layer in self.layers:
+            for layer in self._written:
                 for store in (layer.keys, layer.values):
                     store[:1, :, start : start + num_places] = store[:1].index_select(2, from_BD[0].to(store.device))
             return
         every = torch.arange(num_rows, device=device)[:, None]
-        for layer in self.layers:
+        for layer in self._written:
             # layers may lie on several devices
             row_B1, new_BD, old_BD = (index.to(layer.keys.device) for index in (every, to_BD, from_BD))
             for store in (layer.keys, layer.values):
@@ -220,7 +220,7 @@ class TreeCache(Cache):
     def copy_prefix(self, source: int, destinations: slice, length: int) -> None:
         """Begin rows with the first `length` tokens of another: what texts share is read once."""
         assert length <= self.lengths[source]
-        for layer in self.layers:
+        for layer in self._written:
             for store in (layer.keys, layer.values):
                 store[destinations, :, :length] = store[source, :, :length]
         self.lengths[destinations] = [length] * (destinations.stop - destinations.start)
@@ -232,13 +232,17 @@ class TreeCache(Cache):
     @torch.inference_mode()
     def wipe(self) -> None:
         """Zero all that is not committed: what a mask hides still spoils a sum when it is no number."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                for row, length in enumerate(self.lengths):
-                    layer.keys[row, :, length:] = 0
-                    layer.values[row, :, length:] = 0
+        for layer in self._written:
+            for row, length in enumerate(self.lengths):
+                layer.keys[row, :, length:] = 0
+                layer.values[row, :, length:] = 0
+
+    @property
+    def _written(self) -> list[TreeLayer]:
+        """Layers that hold something: some models' last layers read the keys of earlier ones, and write none."""
+        return [layer for layer in self.layers if layer.is_initialized]
 
     def num_bytes(self) -> int:
         """Memory held by all layers, in bytes."""
-        stores = [store for layer in self.layers if layer.is_initialized for store in (layer.keys, layer.values)]
+        stores = [store for layer in self._written for store in (layer.keys, layer.values)]
         return sum(store.numel() * store.element_size() for store in stores)

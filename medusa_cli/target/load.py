@@ -23,7 +23,7 @@ from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, 
 from medusa_cli.target.masks import mask_kinds
 from medusa_cli.target.model import Identity, Target
 from medusa_cli.target.placing import placing_of, refuse_offload
-from medusa_cli.target.refuse import refuse_config, refuse_model
+from medusa_cli.target.refuse import refuse_config, refuse_lost_window, refuse_model
 from medusa_cli.target.runner import keep_freed_memory, lay_out
 from medusa_cli.target.sources import Source, find_source, licence_of
 from medusa_cli.target.weights import stored
@@ -74,6 +74,7 @@ def make_target(
     refuse_model(model, settings.model)
     refuse_offload(model, settings.model)
     kinds = mask_kinds(model)
+    refuse_lost_window(model, kinds, settings.model)
     fingerprint, rows = fingerprint_of(model), rows_of(model)
     if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
         fingerprint = merge(model, adapter, fingerprint)

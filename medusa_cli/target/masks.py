@@ -5,6 +5,7 @@ Shape letters: B rows, N tree nodes, C cache columns.
 """
 
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,11 @@ def takes_mapping(model: Any) -> bool:
     Read off the stock forward, which tests its mask for being a dict exactly when it takes one.
     """
     return "attention_mask, dict)" in inspect.getsource(type(model.base_model).forward)
+
+
+def wants_each_row(model: Any) -> bool:
+    """Whether this architecture refuses one mask for all rows. Read off the stock code, which says so in its error."""
+    return "Attention mask should be of size" in inspect.getsource(sys.modules[type(model).__module__])
 
 
 def _visible(tree: Ancestry, place: Place) -> Tensor:

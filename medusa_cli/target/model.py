@@ -24,7 +24,7 @@ from medusa_cli.target.final import FinalHidden, at_nodes
 from medusa_cli.target.forward_memory import ForwardMemory
 from medusa_cli.target.graphs import GraphedForward, Inputs
 from medusa_cli.target.limits import context_limit
-from medusa_cli.target.masks import MaskKinds, positions, takes_mapping, tree_masks
+from medusa_cli.target.masks import MaskKinds, positions, takes_mapping, tree_masks, wants_each_row
 from medusa_cli.target.prefill import OnRead, Piece, pieces
 from medusa_cli.target.rotary import RotaryTables, TableSpans
 from medusa_cli.target.runner import PLAIN, give_back_freed_memory
@@ -73,6 +73,7 @@ class Target:
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._takes_mapping = takes_mapping(model)
+        self._wants_each_row = wants_each_row(model)
         self.compiled: CompiledForward | None = None
         self.graphed: GraphedForward | None = None
         self._final = FinalHidden(model.get_output_embeddings())
@@ -376,7 +377,7 @@ class Target:
         """One forward that writes where `place` says."""
         with self._final.narrowed(wanted_BW):
             out = self._call(tokens_BN, tree, place, cache)
-        if self.device.type == "cpu" and self.forward_memory.bytes(*tokens_BN.shape, place.used) > GIVE_BACK_FROM:
+        if self.device.type == "cpu" and self.forward_memory.bytes(len(tokens_BN), tree.num_nodes, place.used) > GIVE_BACK_FROM:
             give_back_freed_memory()
         # where layers lie on several devices, the last hidden states are on another one than the inputs
         hidden_BNH = self._final.last_BNH.to(self.device)
@@ -395,6 +396,8 @@ class Target:
     def _masks(self, tree: Ancestry, place: Place) -> Tensor | dict[str, Tensor]:
         """Models with several kinds of layers take a mapping, the others one tensor."""
         masks = tree_masks(tree, place, self.kinds, self.dtype)
+        if self._wants_each_row:
+            masks = {kind: mask.expand(len(place.columns_BN), -1, -1, -1) for kind, mask in masks.items()}
         return next(iter(masks.values())) if self.mask_mapping is None else masks
 
     def _positions(self, tree: Ancestry, place: Place) -> Tensor:

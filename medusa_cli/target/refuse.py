@@ -1,6 +1,8 @@
 """What a tree can't verify, refused by name and with the reason: before the weights are read where the config tells."""
 
 import inspect
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
@@ -28,13 +30,17 @@ def refuse_config(config: Any, name: str) -> None:
     _refuse_sizes(config, name)
     refuse_layers(config, name)
     architectures = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    _refuse_positions(config, architectures[0] if isinstance(architectures, tuple) else architectures, name)
+    architecture = architectures[0] if isinstance(architectures, tuple) else architectures
+    _refuse_positions(config, architecture, name)
+    _refuse_memory(config, architecture, name)
+    _refuse_reading_ahead(config, architecture, name)
 
 
 def refuse_model(model: Any, name: str) -> None:
     """Raise TargetError for a loaded model that is unfit."""
     refuse_layers(model.config, name)
     _refuse_positions(model.config, model, name)
+    _refuse_memory(model.config, type(model), name)
     if model.get_output_embeddings() is None:
         raise TargetError(f"{name} ({model.config.model_type}) has no output matrix", _USE_CAUSAL)
     # vision towers, which may look both ways, number no layers of a cache
@@ -42,9 +48,52 @@ def refuse_model(model: Any, name: str) -> None:
         getattr(module, "is_causal", True) is False and getattr(module, "layer_idx", None) is not None
         for module in model.modules()
     ):
+        raise _reads_ahead(model.config, name)
+
+
+def _refuse_reading_ahead(config: Any, architecture: Any, name: str) -> None:
+    """Refuse encoders by a setting that only means something where the code has a mask that looks both ways."""
+    if getattr(config, "is_decoder", None) is False and "create_bidirectional_mask" in _code_of(architecture):
+        raise _reads_ahead(config, name)
+
+
+def _reads_ahead(config: Any, name: str) -> TargetError:
+    return TargetError(
+        f"{name} ({config.model_type}) is an encoder: it reads the tokens that are yet to be written", _USE_CAUSAL
+    )
+
+
+def _refuse_memory(config: Any, architecture: Any, name: str) -> None:
+    """Refuse models that remember a text in another way than by keys and values that a caller can hold."""
+    parameters = inspect.signature(architecture.forward).parameters
+    cache = parameters.get("cache") or parameters.get("past_key_values")
+    if cache is None or str(cache.annotation).startswith("dict"):
         raise TargetError(
-            f"{name} ({model.config.model_type}) is an encoder: it reads the tokens that are yet to be written",
-            _USE_CAUSAL,
+            f"{name} ({config.model_type}) keeps no cache of keys and values: a text can't be gone on with by a tree",
+            "use a model whose forward takes past_key_values",
+        )
+
+
+def _code_of(architecture: Any) -> str:
+    """The stock modelling file."""
+    return inspect.getsource(sys.modules[architecture.__module__])
+
+
+def refuse_lost_window(model: Any, kinds: Mapping[str, int | None], name: str) -> None:
+    """Refuse a window that the library's cache keeps and its masks don't: a prompt sees farther than what is written.
+
+    kinds   as `masks.mask_kinds` gives them
+    """
+    text = model.config.get_text_config()
+    window = getattr(text, "sliding_window", None)
+    context = getattr(text, "max_position_embeddings", None)
+    if window is None or any(kinds.values()) or not any(DynamicCache(config=text).is_sliding):
+        return
+    if context is None or context > window:
+        raise TargetError(
+            f"{name} ({text.model_type}) forgets what is {window} tokens back, but not within a prompt: its text "
+            "depends on the pieces in which it is read",
+            f"set max_position_embeddings to {window} in config.json: shorter texts never meet the window",
         )
 
 
@@ -62,6 +111,12 @@ def _refuse_sizes(config: Any, name: str) -> None:
 def refuse_layers(config: Any, name: str) -> None:
     """Refuse layers whose state can't forget a rejected node, or whose mask is neither full nor a window."""
     text = config.get_text_config()
+    if not isinstance(getattr(text, "num_hidden_layers", None), int):
+        raise TargetError(
+            f"{name} ({text.model_type}) is no single stack of layers: its config names no num_hidden_layers",
+            "use a model whose layers are all full or sliding attention",
+        )
+    _refuse_chosen_keys(text, name)
     strange = sorted(set(getattr(text, "layer_types", None) or ()) - ATTENTION_KINDS)
     recurrent = not strange and any(DynamicCache(config=text).is_linear)
     if strange or recurrent:
@@ -72,11 +127,30 @@ def refuse_layers(config: Any, name: str) -> None:
         )
 
 
+def _refuse_chosen_keys(text: Any, name: str) -> None:
+    """Refuse layers that look at their best keys only: a repeated token's keys tie, and the order of a sort decides."""
+    most, context = getattr(text, "keep_window_size", None), getattr(text, "max_position_embeddings", None)
+    if most is not None and (context is None or context > most):
+        raise TargetError(
+            f"{name} ({text.model_type}) looks at {most} keys of its own choice: between equal ones it depends on what "
+            "else is in the forward",
+            f"set max_position_embeddings to {most} in config.json: in shorter texts it looks at all of them",
+        )
+
+
 def _refuse_positions(config: Any, architecture: Any, name: str) -> None:
     """Refuse models that can't be told the position of a node."""
     takes = "position_ids" in inspect.signature(architecture.forward).parameters
     if not takes or getattr(config.get_text_config(), "alibi", False):
         raise TargetError(
             f"{name} ({config.model_type}) takes no position ids: two guesses for the same place can't share a forward",
+            "use a model with rotary or learned positions",
+        )
+    if "create_position_ids_from_input_ids" in _code_of(
+        architecture if inspect.isclass(architecture) else type(architecture)
+    ):
+        raise TargetError(
+            f"{name} ({config.model_type}) counts positions over the tokens that are no padding, from another number "
+            "than 0: a node's position can't be told to it",
             "use a model with rotary or learned positions",
         )

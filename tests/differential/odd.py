@@ -61,6 +61,16 @@ ODD: Mapping[str, Odd] = {
             "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96},
         },
     ),
+    "dory": Odd(
+        "its config counts each layer twice, and its parts must add up",
+        {
+            "num_hidden_layers": 4,
+            "n_input_layers": 1,
+            "n_recurrent_layers": 2,
+            "n_output_layers": 1,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
     "dots1": Odd("n_shared_experts has no default", {"n_shared_experts": 1}),
     "gemma4_assistant": _ASSISTANT,
     "lfm2_moe": Odd("layer_types has no default", {"layer_types": ["full_attention", "conv"]}),

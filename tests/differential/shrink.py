@@ -61,11 +61,11 @@ _NAMES: tuple[tuple[int, str], ...] = (
     (
         CONTEXT,
         "max_position_embeddings n_positions n_ctx max_seq_len context_length max_target_positions "
-        "model_max_length max_source_positions rel_extent prompt_length",
+        "model_max_length max_source_positions rel_extent prompt_length keep_window_size",
     ),
     (
         WINDOW,
-        "sliding_window window_size attention_window_size sliding_window_size local_attention keep_window_size "
+        "sliding_window window_size attention_window_size sliding_window_size local_attention "
         "local_attention_window_len attention_chunk_size floor_scale log_scaling_n_floor index_topk",
     ),
 )
