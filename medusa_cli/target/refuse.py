@@ -31,16 +31,13 @@ def refuse_config(config: Any, name: str) -> None:
     refuse_layers(config, name)
     architectures = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     architecture = architectures[0] if isinstance(architectures, tuple) else architectures
-    _refuse_positions(config, architecture, name)
-    _refuse_memory(config, architecture, name)
-    _refuse_reading_ahead(config, architecture, name)
+    _refuse_code(config, architecture, name)
 
 
 def refuse_model(model: Any, name: str) -> None:
     """Raise TargetError for a loaded model that is unfit."""
     refuse_layers(model.config, name)
-    _refuse_positions(model.config, model, name)
-    _refuse_memory(model.config, type(model), name)
+    _refuse_code(model.config, type(model), name)
     if model.get_output_embeddings() is None:
         raise TargetError(f"{name} ({model.config.model_type}) has no output matrix", _USE_CAUSAL)
     # vision towers, which may look both ways, number no layers of a cache
@@ -49,6 +46,13 @@ def refuse_model(model: Any, name: str) -> None:
         for module in model.modules()
     ):
         raise _reads_ahead(model.config, name)
+
+
+def _refuse_code(config: Any, architecture: Any, name: str) -> None:
+    """Refuse what the stock class shows to be unfit."""
+    _refuse_positions(config, architecture, name)
+    _refuse_memory(config, architecture, name)
+    _refuse_reading_ahead(config, architecture, name)
 
 
 def _refuse_reading_ahead(config: Any, architecture: Any, name: str) -> None:
@@ -146,9 +150,7 @@ def _refuse_positions(config: Any, architecture: Any, name: str) -> None:
             f"{name} ({config.model_type}) takes no position ids: two guesses for the same place can't share a forward",
             "use a model with rotary or learned positions",
         )
-    if "create_position_ids_from_input_ids" in _code_of(
-        architecture if inspect.isclass(architecture) else type(architecture)
-    ):
+    if "create_position_ids_from_input_ids" in _code_of(architecture):
         raise TargetError(
             f"{name} ({config.model_type}) counts positions over the tokens that are no padding, from another number "
             "than 0: a node's position can't be told to it",

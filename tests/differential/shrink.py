@@ -104,7 +104,7 @@ def architecture_of(config: Any) -> Any:
 
 
 def tiny_config(model_type: str, **changes: Any) -> Any:
-    """The smallest config of this type that still has every kind of layer and every threshold; changes go to its text."""
+    """A small config of this type that still has every kind of layer and every threshold; changes go to its text."""
     kind = CONFIG_MAPPING[model_type]
     return kind(**_settings(kind, changes))
 
