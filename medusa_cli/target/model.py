@@ -377,7 +377,10 @@ class Target:
         """One forward that writes where `place` says."""
         with self._final.narrowed(wanted_BW):
             out = self._call(tokens_BN, tree, place, cache)
-        if self.device.type == "cpu" and self.forward_memory.bytes(len(tokens_BN), tree.num_nodes, place.used) > GIVE_BACK_FROM:
+        if (
+            self.device.type == "cpu"
+            and self.forward_memory.bytes(len(tokens_BN), tree.num_nodes, place.used) > GIVE_BACK_FROM
+        ):
             give_back_freed_memory()
         # where layers lie on several devices, the last hidden states are on another one than the inputs
         hidden_BNH = self._final.last_BNH.to(self.device)

@@ -89,6 +89,12 @@ def page(lines: Sequence[Line]) -> Iterator[str]:
         yield f"| {each.name} | {each.notes()} |\n"
 
 
+def documented(text: str) -> set[str]:
+    """The architectures that a document of ours says can be written with."""
+    table = text.partition(BEGIN)[2].partition("| not written with |")[0]
+    return {line.split("|")[1].strip() for line in table.splitlines() if line.startswith("| ")} - {"architecture"}
+
+
 def main(files: Sequence[str]) -> int:
     """Write the section; 1 when any token differs or a case broke."""
     lines = [line for file in files for line in read(Path(file))]

@@ -7,7 +7,7 @@ thresholds that a text can cross (window, chunk, context) are made so small that
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig
+from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -95,12 +95,6 @@ _TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 def model_types() -> list[str]:
     """The names of all architectures that the library loads as causal language models."""
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
-
-
-def architecture_of(config: Any) -> Any:
-    """The class that the library loads for this config."""
-    found = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    return found[0] if isinstance(found, tuple) else found
 
 
 def tiny_config(model_type: str, **changes: Any) -> Any:

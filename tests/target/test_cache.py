@@ -167,3 +167,14 @@ def test_only_four_methods_of_the_cache_change_lengths() -> None:
     }
     # `keep` changes them through `commit`, `copy_row` through `copy_prefix`
     assert found == {"cache.__init__", "cache.commit", "cache.copy_prefix", "cache.drop"}
+
+
+def test_layers_that_write_no_keys_of_their_own_are_passed_over() -> None:
+    cache = TreeCache(LAYERS + 1, 2, 8)  # write() reaches all but the last: it reads another layer's keys
+    write(cache, slice(0, 1), [[1, 2, 3]])
+    cache.commit(slice(0, 1), [3])
+    cache.copy_row(0, 1)
+    write(cache, slice(0, 2), [[10, 11, 12], [20, 21, 22]])
+    cache.keep(kept([[0, 2], [0, 2]]))
+    cache.layers.pop()
+    assert [held(cache, row) for row in range(2)] == [[1, 2, 3, 10, 12], [1, 2, 3, 20, 22]]
