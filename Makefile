@@ -84,15 +84,11 @@ bench-writing: setup ## the data stage's writer against transformers' batched ge
 bench-training: setup ## learning from kept hidden states against re-running the target at every step
 	$(BIN)/python -m medusa_cli.produce.rerun
 
-<<<<<<< HEAD
 bench-busy: setup ## this checkout against another at rest and beside two busy neighbours; BEFORE=../checkout ROUNDS=5
 	$(BIN)/python -m tests.busy_table --side before=$(BEFORE) --side now=. --rounds $(ROUNDS) --gate
 
-exactness: setup ## the table of docs/exactness.md: every architecture against transformers, token by token
-=======
 # the second may take an hour on two cores; a run that was stopped goes on (runs/exactness.jsonl)
 exactness: setup ## the tables of docs/exactness.md: every architecture against transformers, token by token
->>>>>>> 13f3aac (A law over every architecture of the library; refusals have their tests)
 	$(BIN)/python -m tests.exactness_table
 	mkdir -p runs
 	$(BIN)/python -m tests.differential.run runs/exactness.jsonl
