@@ -52,7 +52,7 @@ def mask_kinds(model: Any) -> MaskKinds:
     if takes_mapping(model):
         kinds = sorted(set(getattr(config, "layer_types", None) or ["full_attention"]))
         return {kind: window if kind == "sliding_attention" else None for kind in kinds}
-    slides = "create_sliding_window_causal_mask" in inspect.getsource(type(model.base_model).forward)
+    slides = "create_sliding_window_causal_mask" in inspect.getsource(type(_text_stack(model)).forward)
     if slides and window is not None:
         return {"sliding_attention": window}
     return {"full_attention": None}
@@ -63,7 +63,12 @@ def takes_mapping(model: Any) -> bool:
 
     Read off the stock forward, which tests its mask for being a dict exactly when it takes one.
     """
-    return "attention_mask, dict)" in inspect.getsource(type(model.base_model).forward)
+    return "attention_mask, dict)" in inspect.getsource(type(_text_stack(model)).forward)
+
+
+def _text_stack(model: Any) -> Any:
+    """The module that makes the masks: within a model that sees pictures too, the one that writes text."""
+    return model.get_decoder() or model.base_model
 
 
 def wants_each_row(model: Any) -> bool:

@@ -137,7 +137,8 @@ def _shrunk(config: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
         if name in _TOKENS:
             yield name, _TOKENS[name]
         elif name in lists:
-            yield name, (lists[name] * depth)[:depth]
+            small = [_small(name, kind) for kind in lists[name]]
+            yield name, (small * depth)[:depth]
         elif name in _DEPTHS and value:
             yield name, depth
         elif name == "head_dim" and "qk_rope_head_dim" in fields:  # latent attention: the turned part alone
@@ -146,8 +147,14 @@ def _shrunk(config: PreTrainedConfig) -> Iterator[tuple[str, Any]]:
             yield name, HEADS
         elif name in _SIZES and value is None and name in _EVEN_WHERE_NONE:
             yield name, _SIZES[name]
-        elif name in _SIZES and isinstance(value, int) and not isinstance(value, bool):
-            yield name, min(value, _SIZES[name])
+        elif _small(name, value) != value:
+            yield name, _small(name, value)
+
+
+def _small(name: str, value: Any) -> Any:
+    """A number that a field's name says to be a size, made small; everything else as it is."""
+    is_size = name in _SIZES and isinstance(value, int) and not isinstance(value, bool)
+    return min(value, _SIZES[name]) if is_size else value
 
 
 def _kinds(values: list[Any]) -> list[Any]:
