@@ -33,6 +33,7 @@ Way = TypeVar("Way", bound=Hashable)
 KIND = "runners"
 LEAST_NUMBERS = 2**22  # a clock can't tell the layouts of a smaller model apart: it gets the first
 AHEAD = 1.1  # what comes later in the order is taken when it is this much quicker: less may be noise
+AHEAD_IF_DISTURBED = 2.0  # the same of what was measured while others had the processor
 ROWS = (1, 8)  # a plain step, and one with guesses
 OUT_OF_CACHE = 2**26  # bytes of float weights read in turns: a step finds none of its weights in a cache either
 ROUNDS = 5
@@ -64,10 +65,11 @@ def is_quicker(target: Target, name: str, attach: Callable[[bool], None]) -> boo
     return chosen(_remembered(key, lambda: forward_seconds(target, name, attach))) == name
 
 
-def chosen(seconds: Mapping[str, float]) -> str:
-    """The first, unless another is clearly quicker."""
+def chosen(compared: "Compared") -> str:
+    """The first, unless another is clearly quicker; among neighbours, clearly means more."""
+    seconds, ahead = compared.seconds, AHEAD_IF_DISTURBED if compared.disturbed else AHEAD
     first, best = next(iter(seconds)), min(seconds, key=lambda name: seconds[name])
-    return best if seconds[first] > AHEAD * seconds[best] else first
+    return best if seconds[first] > ahead * seconds[best] else first
 
 
 @dataclass(frozen=True)
@@ -201,18 +203,18 @@ def _key(what: str, fingerprint: str, how: str, device: torch.device) -> dict[st
     return {"what": what, "fingerprint": fingerprint, "how": how, **setting_of(device)}
 
 
-def _remembered(key: remembered.Key, measure: Callable[[], Compared]) -> dict[str, float]:
-    """Seconds by name: those of an earlier run, else measured now and kept. In the order of `measure`."""
+def _remembered(key: remembered.Key, measure: Callable[[], Compared]) -> Compared:
+    """What an earlier run found, else what is measured now and kept."""
     fact = remembered.recall(KIND, key, _read)
     if fact is not None and fact.age < MOST_AGE:
         _say(logging.DEBUG, fact.value)  # it was said once; now to whoever asks for more
-        return fact.value
+        return Compared(fact.value, fact.disturbed)
     compared = measure()
     if compared.disturbed:
         logger.warning("the machine is busy: which runner is quickest was measured beside others, and will be again")
     remembered.remember(KIND, key, {"seconds": compared.seconds}, disturbed=compared.disturbed)
     _say(logging.INFO, compared.seconds)
-    return compared.seconds
+    return compared
 
 
 def _say(level: int, seconds: Mapping[str, float]) -> None:

@@ -73,7 +73,7 @@ class Contention:
             told.append(f"load {self.load_average:.1f}")
         if self.waiting is not None:
             told.append(f"our threads waited {100 * self.waiting:.0f} % of the time for a core")
-        if self.stolen:
+        if self.stolen is not None and self.stolen >= 0.01:
             told.append(f"{100 * self.stolen:.0f} % of the time went to other machines of the host")
         return f"{'busy' if self.busy else 'quiet'}: {', '.join(told)}"
 

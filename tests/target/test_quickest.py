@@ -30,7 +30,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def every_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Models of any size are measured, over few bytes; nothing is remembered from other tests."""
+    """Models of any size are measured, over few bytes, on a quiet machine; nothing is remembered from other tests."""
+    monkeypatch.setattr(quickest.Meter, "read", lambda self: Contention(0.0, 0.0, 0.1, 2))
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(quickest, "LEAST_NUMBERS", 1)
     monkeypatch.setattr(quickest, "OUT_OF_CACHE", 2**14)
@@ -85,8 +86,13 @@ def test_the_real_clock_finds_some_seconds_for_every_layout() -> None:
 
 
 def test_a_small_lead_is_noise_and_a_large_one_counts() -> None:
-    assert quickest.chosen({"blocks": 1.05, "packed": 1.0}) == "blocks"
-    assert quickest.chosen({"blocks": 1.2, "packed": 1.0, "eager": 1.1}) == "packed"
+    def chosen(disturbed: bool, **seconds: float) -> str:
+        return quickest.chosen(quickest.Compared(seconds, disturbed))
+
+    assert chosen(False, blocks=1.05, packed=1.0) == "blocks"
+    assert chosen(False, blocks=1.2, packed=1.0, eager=1.1) == "packed"
+    assert chosen(True, blocks=1.9, packed=1.0) == "blocks", "beside others, more is noise"
+    assert chosen(True, blocks=40.0, packed=1.0) == "packed"
 
 
 def test_what_was_measured_once_is_remembered_and_said(
