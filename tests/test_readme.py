@@ -108,6 +108,23 @@ def test_the_table_of_rooms_in_readme_names_each_room() -> None:
     assert named == {folder.parent.name for folder in PACKAGE.glob("*/__init__.py")}
 
 
+def demo_lines() -> list[list[str]]:
+    """The arguments of each medusa command of `make demo`."""
+    recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert recipe
+    return [shlex.split(line)[1:] for line in recipe[1].splitlines() if "$(MEDUSA)" in line]
+
+
+@pytest.mark.parametrize("args", demo_lines(), ids=" ".join)
+def test_a_command_of_the_demo_is_one_the_program_takes(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    test_a_quoted_command_is_one_the_program_takes(args, monkeypatch)
+
+
+def test_the_demo_begins_with_a_reply_and_a_bench_of_the_heads_that_ship() -> None:
+    assert [args[0] for args in demo_lines()[:3]] == ["generate", "bench", "train-heads"]
+    assert not any("--heads" in args for args in demo_lines()[:2])
+
+
 @pytest.mark.parametrize("file", WRITTEN_BY_HAND, ids=lambda file: file.name)
 def test_links_and_paths_in_a_document_lead_somewhere(file: Path) -> None:
     text = file.read_text(encoding="utf-8")

@@ -29,6 +29,8 @@ _FOLDERS = {"models": "models", "forwards": "code/forwards", "kernels": "code/ke
 # the home may be a folder with other things in it: ours end in a hash, before what tells the kind of file
 _OURS = re.compile(r"\.?([\w.+-]+-)?[0-9a-f]{12,64}(\.[\w-]+)*")
 
+_IN_THE_MAKING = (".lock", ".partial", ".part")
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -91,14 +93,14 @@ def _kept(name: str) -> Kept:
     """What is there of one kind."""
     folder = cache_home() / _FOLDERS[name] if name in _FOLDERS else remembered.folder(name)
     entries = [*_ours(folder)]
-    count = sum(not entry.name.endswith(".lock") for entry in entries)
-    return Kept(name, KEPT[name], folder, count, sum(_bytes(entry) for entry in entries))
+    return Kept(name, KEPT[name], folder, len(entries), sum(_bytes(entry) for entry in entries))
 
 
 def _ours(folder: Path) -> Iterator[Path]:
-    """Files and folders there whose names are of the kind that medusa gives."""
+    """Files and folders there whose names are of the kind that medusa gives, but what another process may be making."""
     if folder.is_dir() and not folder.is_symlink():
-        yield from (entry for entry in sorted(folder.iterdir()) if _OURS.fullmatch(entry.name))
+        ours = (entry for entry in sorted(folder.iterdir()) if _OURS.fullmatch(entry.name))
+        yield from (entry for entry in ours if entry.suffix not in _IN_THE_MAKING)
 
 
 def _bytes(entry: Path) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from medusa_cli import assemble
-from tests.cli.harness import Done, Trained
+from tests.cli.harness import Done, Medusa, Trained, train_args
 
 
 def rows_of(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -109,3 +109,16 @@ def test_patience_without_decodes_is_refused(train: Callable[..., Done]) -> None
     refused = train("--patience", 2, "--decode-steps", 0)
     assert refused.code == 1
     assert "has patience with decodes, and decode_steps 0, which makes none: leave one out" in refused.err
+
+
+def test_a_run_says_beforehand_how_long_it_takes_and_learns_what_it_would_have_learnt(
+    train: Callable[..., Done], medusa: Medusa, tiny: Path, tmp_path: Path
+) -> None:
+    assert train(folder="quiet").code == 0
+    told = medusa(*train_args(tiny, tmp_path / "told", "--max-steps", 5))
+    said = told.err.splitlines()
+    (time,) = [place for place, line in enumerate(said) if line.startswith("time: about ")]
+    assert time < said.index("prompts")
+    assert said.index("prompts") < said.index("measuring accuracies") < said.index("measuring steps")
+    one, other = ((tmp_path / name / "heads.safetensors").read_bytes() for name in ("quiet", "told"))
+    assert one == other
