@@ -64,7 +64,7 @@ class Answer:
     def summary(self) -> str:
         """One line: reading and writing apart."""
         read = (
-            f"read {self.prompt_tokens:,} tokens in {self.time_to_first_token:.1f} s ({self.prompt_throughput:.0f}/s)"
+            f"read {self.prompt_tokens:,} tokens in {self.time_to_first_token:.1f} s ({self.prompt_throughput:,.0f}/s)"
         )
         written = self.duration - self.time_to_first_token
         rate = f" in {written:.1f} s ({self.generation_throughput:.1f}/s)" if self.generation_throughput else ""

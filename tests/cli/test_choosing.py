@@ -40,7 +40,7 @@ def test_without_heads_it_says_so_and_decodes_plainly(generate: Medusa) -> None:
 
 
 def test_settings_of_sampling_without_a_temperature_are_warned_about(generate: Medusa) -> None:
-    assert "warning: --top-p and --top-k change nothing" in generate(PROMPT, "--top-p", 0.5).err
+    assert "warning: --top-p, --top-k and --min-p change nothing" in generate(PROMPT, "--top-p", 0.5).err
 
 
 @pytest.mark.parametrize(("acceptance", "exact"), [("lossless", True), ("typical", False)])
@@ -150,3 +150,10 @@ def test_flags_that_a_drafter_has_no_use_for_are_refused(generate: Medusa, flags
     done = generate(PROMPT, *flags)
     assert done.code == 1
     assert said in done.err
+
+
+@pytest.mark.parametrize("flags", [("--min-p", 0), ("--min-p", 1.5), ("--min-p", "nan"), ("--repetition-penalty", 0)])
+def test_a_share_or_a_factor_that_means_nothing_is_a_usage_error(flags: tuple[object, ...], medusa: Medusa) -> None:
+    refused = medusa("generate", "Hi", "-m", "/no/such/model", "--temperature", 1, *flags)
+    assert refused.code == 2
+    assert f"{flags[0]} is a " in refused.err
