@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from medusa_cli.errors import MedusaError
-from tests.fuzz.kinds import KINDS, Kind
+from tests.fuzz.kind import Kind
+from tests.fuzz.kinds import KINDS
 from tests.fuzz.mutator import mutated
 
 SECONDS = 10.0
