@@ -275,8 +275,10 @@ def _cost(value: Any, file: Path) -> dict[int, float]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a JSON value is a finite number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    """Whether a JSON value is a finite number that a float holds: an integer there may have any length."""
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 2**63
+    return isinstance(value, float) and isfinite(value)
 
 
 def _corrupt(file: Path, fault: str) -> MedusaError:

@@ -177,6 +177,8 @@ def test_measured_accuracies_are_read_with_the_step_cost_of_either_file(tmp_path
         ('{"plain": [[0.5, 0.1], [0.5]]}', "differ in length"),
         ('{"plain": [[0.5]], "step_cost": {"x": 1}}', '"step_cost" is no table'),
         ('{"plain": [[0.5]], "step_cost": [1]}', '"step_cost" is no table'),
+        ('{"plain": [[0.5]], "step_cost": {"1": 1%s}}' % ("0" * 400), '"step_cost" is no table'),
+        ('{"plain": [[1%s]]}' % ("0" * 400), '"plain" is no table'),
     ],
 )
 def test_bad_accuracies_are_refused_with_the_file_named(tmp_path: Path, text: str, reason: str) -> None:
