@@ -8,7 +8,7 @@ import torch
 from medusa_cli.acceptance.draws import Stream
 from medusa_cli.target.context_cost import measure_contexts
 from medusa_cli.target.model import Target
-from medusa_cli.target.quickest import layout_seconds, step_seconds
+from medusa_cli.target.quickest import forward_seconds, layout_seconds
 from medusa_cli.target.step_cost import measure
 from tests.tiny_models import target_of, tiny_model
 
@@ -30,7 +30,7 @@ def test_a_number_belongs_to_its_place_however_it_is_asked_for() -> None:
 MEASURES: dict[str, Callable[[Target], object]] = {
     "steps": lambda target: measure(target, (1, 2), context=4, rounds=1),
     "contexts": lambda target: measure_contexts(target, (4, 8), (1, 2), rounds=1),
-    "forwards": step_seconds,
+    "forwards": lambda target: forward_seconds(target, "compiled", lambda on: None),
     "layouts": lambda target: layout_seconds([target.model.lm_head], blocks=False),
 }
 

@@ -39,7 +39,7 @@ class Steps:
             self.rows.append(len(draft.tokens_BN))
             return verify(draft, cache)
 
-        def counted_prefill(prompts, cache, first_row=0):
+        def counted_prefill(prompts, cache, first_row=0, on_read=None):
             self.prefills.append(len(prompts))
             return prefill(prompts, cache, first_row)
 

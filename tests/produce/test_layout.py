@@ -21,7 +21,9 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recipe:
     """Of a tiny model, which is measured as large ones are: packed is slow at first."""
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(quickest, "LEAST_NUMBERS", 1)
-    monkeypatch.setattr(quickest, "layout_seconds", lambda *_, **__: {"packed": 2.0, "eager": 1.0})
+    monkeypatch.setattr(
+        quickest, "layout_seconds", lambda *_, **__: quickest.Compared({"packed": 2.0, "eager": 1.0}, disturbed=False)
+    )
     target = {"model": str(save_tiny(tmp_path / "model")), "dtype": "float32", "device": "cpu"}
     return Recipe(output_dir=str(tmp_path / "run"), target=target)
 
@@ -35,7 +37,9 @@ def test_a_run_goes_on_with_the_runner_it_began_with(
     folder.claim(target.fingerprint, target.identity.runner)
     # what was remembered is gone, and the clock says otherwise now
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "another"))
-    monkeypatch.setattr(quickest, "layout_seconds", lambda *_, **__: {"packed": 1.0, "eager": 2.0})
+    monkeypatch.setattr(
+        quickest, "layout_seconds", lambda *_, **__: quickest.Compared({"packed": 1.0, "eager": 2.0}, disturbed=False)
+    )
     again = open_folder(recipe, resume=True)
     assert load_as_begun(again).identity.runner == "eager"
     again.begin_training(target.fingerprint, "eager")

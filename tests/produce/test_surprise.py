@@ -55,9 +55,9 @@ def test_a_sample_of_the_answers_is_looked_at_spread_over_all(monkeypatch: pytes
     monkeypatch.setattr(surprise, "SAMPLES", 3)
     verify = target.verify
 
-    def watched(draft: Draft, cache: TreeCache) -> Seen:
+    def watched(draft: Draft, cache: TreeCache, as_long_as: list[int]) -> Seen:
         seen.append(int(draft.tokens_BN[0, 0]))
-        return verify(draft, cache)
+        return verify(draft, cache, as_long_as)
 
     monkeypatch.setattr(target, "verify", watched)
     perplexity(target, [sample([place, 1, 2], 1) for place in range(10)])
