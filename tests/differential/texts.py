@@ -12,7 +12,7 @@ from tests.tiny_models import greedy_of
 SEED = 11
 SHARPNESS = 1.5  # spread of what a matrix gives back: sharp attention, far apart logits
 SMALL = 0.1  # gains and biases move a little
-VOICES = (1.0, 0.2, 0.04, 5.0)
+VOICES = (1.0, 0.2, 0.04, 0.008, 5.0)
 """How loud embeddings are beside what layers add. Too loud, and a model with a tied matrix repeats itself for ever."""
 PROBE, VARIED = 16, 8  # so many tokens are tried, so many of them should be different
 

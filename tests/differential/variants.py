@@ -37,7 +37,12 @@ def rope_kinds(text: Any) -> dict[str, dict[str, Any]]:
     """Kind of table -> its settings."""
     half = _turned(text) // 2
     original = {"factor": FACTOR, "original_max_position_embeddings": ORIGINAL}
-    longrope = {"short_factor": [1.0 + 0.1 * place for place in range(half)], "long_factor": [4.0] * half}
+    longrope: dict[str, Any] = {
+        "short_factor": [1.0 + 0.1 * place for place in range(half)],
+        "long_factor": [4.0] * half,
+    }
+    if text.model_type == "phimoe":  # scales what it turns as well
+        longrope |= {"short_mscale": 1.0, "long_mscale": 1.2}
     return {
         "linear": {"factor": FACTOR},
         "dynamic": {"factor": FACTOR},

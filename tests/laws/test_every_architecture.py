@@ -16,6 +16,7 @@ from tests.differential.variants import BASE
 
 SHORT = Effort(lengths=(13, 26), num_new=14, runs=(("random", "wide", 2),))
 NOT_TO_BE_HAD = {"gemma3n": "timm"}  # what the library itself lacks here to make the model
+BY_THE_CHECK = {"gpt_neo"}  # its windows are in its code alone: the check of logits finds them, not the config
 WRITTEN_WITH = documented(DOCUMENT.read_text(encoding="utf-8"))
 
 
@@ -31,6 +32,9 @@ def test_every_architecture_gives_the_library_s_text_or_is_refused_by_name(model
         finding = examine(Case(model_type, BASE, "auto", "eager"), SHORT)
     if model_type in NOT_TO_BE_HAD:
         assert NOT_TO_BE_HAD[model_type] in finding.reason
+        return
+    if model_type in BY_THE_CHECK:
+        assert finding.outcome in ("self-check", "equal"), "refused, or a text that stays within the window"
         return
     assert finding.outcome in ("equal", "tie", "refused"), f"{finding.outcome}: {finding.reason}"
     if finding.outcome == "refused":
