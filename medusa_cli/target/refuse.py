@@ -53,6 +53,7 @@ def _refuse_code(config: Any, architecture: Any, name: str) -> None:
     _refuse_positions(config, architecture, name)
     _refuse_memory(config, architecture, name)
     _refuse_reading_ahead(config, architecture, name)
+    _refuse_counted_positions(config, architecture, name)
 
 
 def _refuse_reading_ahead(config: Any, architecture: Any, name: str) -> None:
@@ -150,6 +151,10 @@ def _refuse_positions(config: Any, architecture: Any, name: str) -> None:
             f"{name} ({config.model_type}) takes no position ids: two guesses for the same place can't share a forward",
             "use a model with rotary or learned positions",
         )
+
+
+def _refuse_counted_positions(config: Any, architecture: Any, name: str) -> None:
+    """Refuse models whose positions are not the tokens' places."""
     if "create_position_ids_from_input_ids" in _code_of(architecture):
         raise TargetError(
             f"{name} ({config.model_type}) counts positions over the tokens that are no padding, from another number "

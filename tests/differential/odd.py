@@ -73,7 +73,6 @@ ODD: Mapping[str, Odd] = {
     ),
     "dots1": Odd("n_shared_experts has no default", {"n_shared_experts": 1}),
     "gemma4_assistant": _ASSISTANT,
-    "gpt_neo": Odd("the check's own text is to fit into the window, so that it can name it", {"window_size": 40}),
     "lfm2_moe": Odd("layer_types has no default", {"layer_types": ["full_attention", "conv"]}),
     "mamba2": Odd("heads times their width must be hidden_size times expand", {"num_heads": 8, "head_dim": 16}),
     "reformer": Odd(

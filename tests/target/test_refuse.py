@@ -22,6 +22,7 @@ REASONS: dict[str, tuple[dict[str, Any], str]] = {
     "megatron-bert": ({}, "is an encoder"),
     "roberta": ({"is_decoder": True}, "counts positions over the tokens that are no padding"),
     "bloom": ({}, "takes no position ids"),
+    "xlm-roberta": ({}, "is an encoder"),
     "trocr": ({}, "takes no position ids"),
     "doge": ({"keep_window_size": WINDOW}, f"looks at {WINDOW} keys of its own choice"),
 }
