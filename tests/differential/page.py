@@ -15,7 +15,13 @@ from tests.differential.variants import BASE
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "exactness.md"
 BEGIN, END = "<!-- table of every architecture -->\n", "<!-- end of every architecture -->\n"
-REFUSED = ("refused", "self-check")
+_WORDS = {
+    "refused": "",
+    "self-check": "refused by the check of logits: ",
+    "differs": "DIFFERS: ",
+    "broken": "FAILS: ",
+    "unbuilt": "not to be had: ",
+}
 Line = Mapping[str, object]
 
 
@@ -45,18 +51,17 @@ class Architecture:
         told: dict[str, list[str]] = {}
         for line in self.lines:
             if line["outcome"] not in ("equal", "tie") and not _is_no_setting(line):
-                told.setdefault(f"{line['outcome']}: {self._reason(line)}", []).append(_way(line))
-        return "; ".join(f"{', '.join(dict.fromkeys(ways))} {why}" for why, ways in told.items())
+                told.setdefault(f"{_WORDS[str(line['outcome'])]}{self._reason(line)}", []).append(str(line["variant"]))
+        return "; ".join(_of(ways) + why for why, ways in told.items())
 
     def _reason(self, line: Line) -> str:
         """The reason without the name that stands in the first column, in one cell."""
         return str(line["reason"]).removeprefix(f"{self.name} ").removeprefix(f"({self.name}) ").replace("|", "/")
 
 
-def _way(line: Line) -> str:
-    """Which case, in words; nothing of the config as it comes under the attention that loading chooses."""
-    attention = "" if line["attention"] == "auto" else f", {line['attention']}"
-    return f"{line['variant']}{attention}"
+def _of(variants: Sequence[str]) -> str:
+    """Which variants a reason is about; nothing where it is the config as it comes, and so all of them."""
+    return "" if BASE in variants else f"{', '.join(dict.fromkeys(variants))}: "
 
 
 def _is_no_setting(line: Line) -> bool:
