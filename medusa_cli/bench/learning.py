@@ -64,8 +64,9 @@ def _decodes(axes: Any, curves: Curves) -> None:
 
 
 def _points(rows: Sequence[Row], name: str) -> tuple[list[int], list[float]]:
-    """Steps, and the number of that name at each."""
-    return [row["step"] for row in rows], [row[name] for row in rows]
+    """The steps that have a number of that name, and the numbers: held-out text without a label has no loss."""
+    known = [row for row in rows if row.get(name) is not None]
+    return [row["step"] for row in known], [row[name] for row in known]
 
 
 def _averaged(values: Sequence[float]) -> list[float]:

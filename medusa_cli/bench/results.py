@@ -95,6 +95,16 @@ class DivergenceResult(BaseModel):
     verdict: Literal["near-tie", "mismatch"]
 
 
+class ContentionResult(BaseModel):
+    """What others took of the processor meanwhile (`util.busy.Contention`)."""
+
+    waiting: float | None
+    stolen: float | None
+    load_average: float | None
+    cores: Count
+    busy: bool
+
+
 class RunResult(BaseModel):
     """Where a result comes from, and what was asked."""
 
@@ -107,6 +117,7 @@ class RunResult(BaseModel):
     max_new_tokens: Count
     batch_size: Count
     repeats: Count
+    contention: ContentionResult | None = None
 
 
 class Result(BaseModel):

@@ -43,7 +43,7 @@ class World:
         ]  # fmt: skip
         return build.Bench(
             "medusa", arms, RULE, SETUP, 32_000, lambda text: [1, 2], lambda text: list(self.plain),
-            lambda ids: torch.tensor([9.0, 0.0] * 20), self.make_room, self.clock, ["note: fakes."], "abc",
+            lambda prompt, ids: torch.tensor([9.0, 0.0] * 20), self.make_room, self.clock, ["note: fakes."], "abc",
             lambda: self.corrected.append("costs"),
         )  # fmt: skip
 

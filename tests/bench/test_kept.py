@@ -220,6 +220,7 @@ def test_the_report_of_a_run_that_ended_is_found(tmp_path: Path) -> None:
     folder = _claimed(tmp_path / "b")
     assert folder.report is None
     report = _report(tmp_path)
+    report["run"]["contention"] = {"waiting": 0.4, "stolen": None, "load_average": 2.5, "cores": 2, "busy": True}
     folder.finish(report)
     assert json.dumps(BenchFolder(tmp_path / "b", ASKED).report) == json.dumps(report), "no figure is lost"
     (tmp_path / "b" / "bench.json").write_text("{")

@@ -52,6 +52,11 @@ def test_a_run_without_decodes_has_two_panels_and_one_of_a_single_step_is_drawn_
     assert [len(figure.axes) for figure in drawn] == [2, 2]
 
 
+def test_held_out_text_without_a_label_has_no_point(tmp_path: Path, drawn: list[Any]) -> None:
+    draw(Curves(TRAIN, [EVALS[0], {"step": 100}], []), tmp_path / "training.svg")
+    assert list(drawn[0].axes[0].lines[-1].get_xdata()) == [50]
+
+
 def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra) as caught:
