@@ -111,6 +111,7 @@ def replies(
             try:
                 done.put((key, _ask(server, messages, stop)))
             except Exception as error:  # raised where the answers are waited for
+                stop.set()  # here, or this thread would ask for the next before anybody looks
                 done.put((key, error))
 
     # daemons: whoever presses Ctrl-C doesn't wait for answers that are on their way
