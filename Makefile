@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_ARGS ?= -q
+# processes that run tests side by side, one thread each; a file's tests stay together
+WORKERS ?= auto
 # `make bench`: a .jsonl file of prompts (empty: the packaged ones), the runner, and where replies are kept; a bench that
 # was stopped goes on there, another runner becomes another column, and another folder measures anew
 PROMPTS ?=
@@ -52,7 +54,7 @@ demo: setup ## heads that ship write and are measured; then small ones are train
 	$(MEDUSA) inspect-tree --heads runs/demo
 
 test: setup ## run the tests: CPU, no network
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # transformers imports torchao wherever it is installed, a second at every start: so it lies beside the environment
 test-8-bits: setup ## run the tests of targets held in few bits with torchao at hand
