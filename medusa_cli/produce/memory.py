@@ -14,7 +14,7 @@ from medusa_cli.errors import TargetError
 from medusa_cli.kernels.packed import can_pack
 from medusa_cli.recipe import Recipe
 from medusa_cli.target.cache import BLOCK
-from medusa_cli.target.forward_memory import ForwardMemory
+from medusa_cli.target.forward_memory import ForwardMemory, largest_of
 from medusa_cli.target.load import choose_device, choose_dtype
 from medusa_cli.target.prefill import peak_bytes
 from medusa_cli.target.runner import why_no_blocks
@@ -133,8 +133,9 @@ def row_bytes(recipe: Recipe, text: Any, itemsize: int, *, on_cpu: bool) -> int:
              what it takes to draw their tokens, are counted beside their answers
     """
     data = recipe.data
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    heads = largest_of(text, "num_attention_heads")
+    width = largest_of(text, "head_dim") or text.hidden_size // heads
+    key_heads = largest_of(text, "num_key_value_heads") or heads
     a_token = 2 * text.num_hidden_layers * key_heads * width * itemsize
     columns = _whole_blocks(min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens))
     logits = FLOAT

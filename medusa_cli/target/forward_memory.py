@@ -43,10 +43,10 @@ class ForwardMemory:
     @classmethod
     def of(cls, config: Any, itemsize: int, attention: str, *, kinds: int = 1, on_cpu: bool = True) -> "ForwardMemory":
         """From a text model's config, bytes of a number, the attention by name, and how many kinds of masks it has."""
-        heads, hidden = config.num_attention_heads, config.hidden_size
-        key_heads = getattr(config, "num_key_value_heads", None) or heads
-        width = getattr(config, "head_dim", None) or hidden // heads
-        inner = getattr(config, "intermediate_size", None) or 4 * hidden
+        heads, hidden = largest_of(config, "num_attention_heads"), largest_of(config, "hidden_size")
+        key_heads = largest_of(config, "num_key_value_heads") or heads
+        width = largest_of(config, "head_dim") or hidden // heads
+        inner = largest_of(config, "intermediate_size") or 4 * hidden
         grouped = key_heads < heads
         return cls(
             token=itemsize * (INNER * inner + HIDDEN * max(hidden, heads * width)),
@@ -65,3 +65,18 @@ class ForwardMemory:
         pair = self.mask + self.scores + (self.folded if folded else 0)
         repeated = 0 if folded else rows * columns * self.column
         return rows * (tokens * self.token + tokens * columns * pair + wanted * self.logits) + repeated
+
+
+def largest_of(config: Any, name: str) -> int:
+    """The largest number of this name in any layer, for layers may differ; 0 where there is none."""
+    layers = [*config.per_layer_config, config] if getattr(config, "is_heterogeneous", False) else [config]
+    found = (value for layer in layers for value in _numbers(layer, name))
+    return max(found, default=0)
+
+
+def _numbers(config: Any, name: str) -> list[int]:
+    try:
+        value = getattr(config, name, None)
+    except RuntimeError:  # the library won't say one number for all layers
+        return []
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, int)]

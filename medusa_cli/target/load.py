@@ -1,6 +1,7 @@
 """Names, folders, hub ids and GGUF files -> Target. Refuses, by name and with the reason, what a tree can't verify."""
 
 import hashlib
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,6 +29,8 @@ from medusa_cli.target.runner import keep_freed_memory, lay_out
 from medusa_cli.target.sources import Source, find_source, licence_of
 from medusa_cli.target.weights import stored
 
+logger = logging.getLogger(__name__)
+
 MOST_IDS = 2**31
 SAMPLED_NUMBERS = 64  # of each tensor
 SAMPLED_OF_A_ROW = 8
@@ -36,11 +39,31 @@ SAMPLED_OF_A_ROW = 8
 def load_target(settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:
     """Load the model a recipe names, self-checked. TargetError for everything that can go wrong on the way.
 
+    Where `auto` chose layers or an attention that the check finds wrong for an architecture, the plain ones are taken.
+
     adapter   added to the weights before anything else; raises as `merge`
     """
     target = load_unchecked(settings, adapter)
-    checked(target)
+    try:
+        checked(target)
+    except TargetError as fault:
+        plain = _plainer(settings, target)
+        if plain is None:
+            raise
+        logger.info("%s; it is loaded plainly, with eager layers and attention", fault.message)
+        target = load_unchecked(plain, adapter)
+        checked(target)
     return target
+
+
+def _plainer(settings: TargetSettings, target: Target) -> TargetSettings | None:
+    """The same with the library's own layers and attention, where `auto` chose others; None where it didn't."""
+    chosen = {
+        "runner": settings.runner == "auto" and target.identity.runner != "eager",
+        "attention": settings.attention == "auto" and target.identity.attention != "eager",
+    }
+    changes = {name: "eager" for name, is_other in chosen.items() if is_other}
+    return settings.model_copy(update=changes) if changes else None
 
 
 def load_unchecked(settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, BertForMaskedLM
+from transformers import AutoConfig, AutoModelForCausalLM, BertForMaskedLM
 
 from medusa_cli.cli.app import main
 from medusa_cli.errors import TargetError
@@ -16,8 +16,10 @@ from medusa_cli.recipe import RecipeError, TargetSettings
 from medusa_cli.recipe_text import load_recipe
 from medusa_cli.target import attention as grouped
 from medusa_cli.target import load as load_room
+from medusa_cli.target.forward_memory import ForwardMemory
 from medusa_cli.target.load import choose_device, choose_dtype, fingerprint_of, load_target, load_unchecked, make_target
 from medusa_cli.target.model import Target
+from tests.differential import shrink
 from tests.tiny_folders import save_gguf, save_tiny, tiny_config, tiny_model, tiny_tokenizer
 
 UP = "model.layers.1.mlp.up_proj.weight"
@@ -326,3 +328,20 @@ def test_a_fault_is_two_lines_and_exit_code_1(folder: Path, capsys: pytest.Captu
     *_, message, hint = capsys.readouterr().err.splitlines()
     assert message.startswith(f"error: {folder} lacks 1 of its weights")
     assert hint.startswith(" hint: ")
+
+
+def test_layers_that_an_architecture_can_t_do_with_give_way_where_auto_chose_them(tmp_path: Path) -> None:
+    # it reads the weights of its router itself, which a packed layer doesn't hold
+    model = AutoModelForCausalLM.from_config(shrink.tiny_config("hunyuan_v1_moe"))
+    model.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    target = load_target(TargetSettings(model=str(tmp_path), device="cpu"))
+    assert (target.identity.runner, target.identity.attention) == ("eager", "eager")
+    with pytest.raises(TargetError, match="can't verify a tree"):
+        load_target(TargetSettings(model=str(tmp_path), device="cpu", runner="packed"))
+
+
+@pytest.mark.parametrize("model_type", ["gemma4_text", "gemma3n_text"])
+def test_what_a_forward_takes_is_counted_where_layers_differ(model_type: str) -> None:
+    config = shrink.tiny_config(model_type)
+    assert ForwardMemory.of(config, 4, "eager").bytes(2, 5, 9) > 0
