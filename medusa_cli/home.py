@@ -58,7 +58,7 @@ def why_not_private(path: Path) -> str | None:
             found = os.lstat(each)
         except OSError:
             return None  # nothing is there, or nothing that this process could read
-        if found.st_uid not in (SYSTEM, os.geteuid()):
+        if not belongs_to_us(found):
             return f"{each} belongs to {_name_of(found.st_uid)}"
         if stat.S_ISLNK(found.st_mode):
             continue  # its mode says nothing, and where it leads is asked by its own name
@@ -74,6 +74,11 @@ def make_private(folder: Path) -> None:
     for each in (*reversed(folder.parents), folder):
         if not each.exists():
             each.mkdir(OURS_ALONE, exist_ok=True)
+
+
+def belongs_to_us(found: os.stat_result) -> bool:
+    """Whether the owner is this user or root; anything is ours where a system knows no owners."""
+    return not hasattr(os, "geteuid") or found.st_uid in (SYSTEM, os.geteuid())
 
 
 def is_writable_by_others(found: os.stat_result) -> bool:

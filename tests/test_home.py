@@ -1,28 +1,16 @@
 """The home is a place that nobody else can write to: made so, asked for at every use, left out with a word if not."""
 
-import logging
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from medusa_cli import home
 from medusa_cli.errors import MedusaError
-from medusa_cli.home import cache_home, say_once, why_not_private
-
-STRANGER = 4321
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
-
-
-@pytest.fixture(autouse=True)
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    say_once.cache_clear()
-    caplog.set_level(logging.WARNING)
-    yield caplog
-    say_once.cache_clear()
+from medusa_cli.home import cache_home, why_not_private
+from tests.strangers import STRANGER, as_root
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,7 @@ from medusa_cli.contracts import Step
 from medusa_cli.decode.rows import Row, Rows
 from medusa_cli.errors import DataError, ExactnessError
 from medusa_cli.target.model import Target
+from medusa_cli.util.plain_json import parse_json
 
 # Of the largest number a layer holds: one forward over a text and several round differently.
 _TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -114,7 +115,7 @@ class Replay:
 
     def __init__(self, file: Path) -> None:
         try:
-            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            lines = [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
             self._recorded = {
                 (line["text"], line["place"] + n): t for line in lines for n, t in enumerate(line["tokens"])
             }

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from medusa_cli.atomic import write_atomically
 from medusa_cli.home import cache_home
+from medusa_cli.util.plain_json import parse_json
 from medusa_cli.util.trusted import read_private
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ Key = Mapping[str, str]
 Read = Callable[[Any], T]
 
 FRESH = timedelta(minutes=10)  # a fact from a busy moment: it saves the next start from waiting, and rules no longer
-_NO_FACT = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+_NO_FACT = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _file(kind: str, key: Key) -> Path:
 def _fact(file: Path, read: Read[T]) -> Fact[T] | None:
     """The fact in a file; None when there is none, or others may write it, or it holds something else."""
     try:
-        content = json.loads(read_private(file) or b"")
+        content = parse_json(read_private(file) or b"")
         key, at, disturbed = content["key"], datetime.fromisoformat(content["at"]), content["disturbed"]
         typed = isinstance(key, dict) and all(isinstance(part, str) for part in key.values())
         if not typed or at.tzinfo is None or not isinstance(disturbed, bool):

@@ -18,6 +18,7 @@ from typing import Any
 
 from medusa_cli.atomic import sync, write_atomically
 from medusa_cli.home import OURS_ALONE, is_writable_by_others, make_private, why_not_private
+from medusa_cli.util.plain_json import parse_json
 
 SUMS = "sums.json"
 LONGEST_S = 24 * 3600.0  # that making one can take; what is older was left by a kill
@@ -91,7 +92,7 @@ def fault_in(folder: Path, *, trust_times: bool = False) -> str | None:
         return fault
     except OSError as error:
         return f"{error.filename or folder} can't be read: {error.strerror}"
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (ValueError, TypeError, AttributeError):
         return f"{folder / SUMS} is damaged"
 
 
@@ -134,7 +135,7 @@ def _sums_in(folder: Path) -> dict[str, _Sum]:
     file = folder / SUMS
     if file.stat().st_size > _MOST_BYTES:
         raise ValueError("too long for a list of files")
-    content: dict[str, dict[str, Any]] = json.loads(file.read_bytes())
+    content: dict[str, dict[str, Any]] = parse_json(file.read_bytes())
     sums = {name: _Sum(**each) for name, each in content.items()}
     if not sums or any(Path(name).is_absolute() or ".." in Path(name).parts for name in sums):
         raise ValueError("names nothing in the folder")

@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from medusa_cli.home import SYSTEM, say_once, why_not_private
+from medusa_cli.home import belongs_to_us, say_once, why_not_private
 
 
 def is_private(path: Path) -> bool:
@@ -29,7 +29,6 @@ def read_private(file: Path) -> bytes | None:
     try:
         with open(file, "rb", opener=lambda name, _: os.open(name, flags)) as stream:
             found = os.fstat(stream.fileno())
-            is_ours = not hasattr(os, "geteuid") or found.st_uid in (SYSTEM, os.geteuid())
-            return stream.read() if stat.S_ISREG(found.st_mode) and is_ours else None
+            return stream.read() if stat.S_ISREG(found.st_mode) and belongs_to_us(found) else None
     except (OSError, ValueError):
         return None

@@ -81,7 +81,7 @@ def test_a_replay_passes_with_another_tree_and_stops_at_the_first_other_token(
         write(parts_of())
 
 
-@pytest.mark.parametrize("content", [None, "no json", '{"text": 1}', "[1]"])
+@pytest.mark.parametrize("content", [None, "no json", '{"text": 1}', "[1]", "[" * 10**5])
 def test_what_is_no_trace_is_told(content: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file = tmp_path / "steps.jsonl"
     if content is not None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.home import say_once
 from medusa_cli.kernels import native
 from medusa_cli.kernels.native import CannotCompile, library
 from medusa_cli.util import sealed
 from tests.damages import DAMAGES
+from tests.strangers import STRANGER, as_root
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("CXX", raising=False)
     library.cache_clear()
-    say_once.cache_clear()
     yield tmp_path / "home"
     library.cache_clear()
 
@@ -168,7 +167,7 @@ def test_a_library_that_others_may_write_is_not_loaded(
     assert line == f"compiled anew, since others may write to {opened}"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@as_root
 @pytest.mark.parametrize("which", ["the library", "its folder", "the list"])
 def test_a_library_of_somebody_else_is_not_loaded(
     source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, which: str
@@ -177,9 +176,9 @@ def test_a_library_of_somebody_else_is_not_loaded(
     theirs = {"the library": library_file, "its folder": library_file.parent}.get(
         which, library_file.parent / sealed.SUMS
     )
-    os.chown(theirs, 4321, 4321)
+    os.chown(theirs, STRANGER, STRANGER)
     loads_anew(source)
-    assert caplog.messages == [f"compiled anew, since {theirs} belongs to user 4321"]
+    assert caplog.messages == [f"compiled anew, since {theirs} belongs to user {STRANGER}"]
 
 
 def test_what_is_compiled_is_for_this_user_alone_whatever_the_umask(source: Path, home: Path) -> None:

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from medusa_cli.errors import TargetError
-from medusa_cli.home import say_once
 from medusa_cli.target import convert, sources
 from medusa_cli.target.convert import converted
 from medusa_cli.target.fetch import fetch_model
@@ -50,13 +48,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [str(place.parent), *sys.path])
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
     return place
-
-
-@pytest.fixture(autouse=True)
-def _lines_are_new() -> Iterator[None]:
-    say_once.cache_clear()
-    yield
-    say_once.cache_clear()
 
 
 @pytest.fixture

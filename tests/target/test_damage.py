@@ -21,6 +21,7 @@ from medusa_cli.kernels import attend, blocks, graph, native
 from medusa_cli.target import compiled
 from tests.damages import DAMAGES
 from tests.fakes import DRAFTERS, SHAPES
+from tests.strangers import STRANGER, as_root
 from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
 NAME = "gemma3_text"
@@ -191,12 +192,12 @@ def test_a_program_that_others_may_write_is_not_run(home: Path, name: str, mode:
     assert outcome.runner != "compiled"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@as_root
 @pytest.mark.parametrize("name", [*PROGRAM, ""])
 def test_a_program_of_somebody_else_is_not_run(home: Path, name: str) -> None:
     theirs = home / "code" / "forwards" / program().name / name
-    os.chown(theirs, 4321, 4321)
+    os.chown(theirs, STRANGER, STRANGER)
     outcome = write(home, "auto", fail)
     (line,) = outcome.lines
-    assert f"{theirs} belongs to user 4321; " in line
+    assert f"{theirs} belongs to user {STRANGER}; " in line
     assert outcome.runner != "compiled"

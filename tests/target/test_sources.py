@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from medusa_cli.errors import TargetError
-from medusa_cli.home import say_once
 from medusa_cli.target.sources import Source, find_source, known_names
 from tests.tiny_folders import save_gguf, save_tiny
 
@@ -62,7 +61,6 @@ def test_what_is_no_model_does_not_hide_an_alias(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     caplog.set_level("INFO")
-    say_once.cache_clear()
     here = tmp_path / "llama-2-7b"
     if what == "a file":
         here.write_text("notes on large models")

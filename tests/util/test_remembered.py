@@ -10,6 +10,7 @@ import pytest
 
 from medusa_cli.util import remembered
 from medusa_cli.util.remembered import every, forget, recall, remember, revise
+from tests.strangers import STRANGER, as_root
 
 KEY = {"fingerprint": "abc", "threads": "2"}
 
@@ -83,8 +84,7 @@ def test_a_spoilt_file_is_no_fact_and_is_written_anew(home: Path, spoilt: str) -
     assert known() == 4
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid"), reason="users as Unix knows them")
-def test_what_others_may_write_is_not_read(home: Path, tmp_path: Path) -> None:
+def test_what_only_we_can_have_written_is_read(home: Path) -> None:
     before = os.umask(0o002)
     try:
         remember("things", KEY, {"n": 3})
@@ -94,13 +94,22 @@ def test_what_others_may_write_is_not_read(home: Path, tmp_path: Path) -> None:
     assert known() == 3, "ours, whatever the umask"
     file.chmod(0o666)
     assert known() == 3, "nobody else enters the folder"
-    os.chown(file, 1234, -1) if os.geteuid() == 0 else file.unlink()
-    assert known() is None, "somebody else's"
+
+
+def test_what_a_link_leads_to_is_not_read(home: Path, tmp_path: Path) -> None:
     remember("things", KEY, {"n": 3})
+    file = file_of(home)
     linked = tmp_path / "elsewhere.json"
     file.rename(linked)
     file.symlink_to(linked)
     assert known() is None, "a link may lead to what others write"
+
+
+@as_root
+def test_a_fact_of_somebody_else_is_not_read(home: Path) -> None:
+    remember("things", KEY, {"n": 3})
+    os.chown(file_of(home), STRANGER, -1)
+    assert known() is None
 
 
 def test_what_a_busy_moment_found_holds_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,12 @@
 """Files of others, and files that others may write to, are not read; a line says so once."""
 
-import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from medusa_cli.home import say_once
 from medusa_cli.util.trusted import is_private, read_private
-
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
-
-
-@pytest.fixture(autouse=True)
-def said(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    say_once.cache_clear()
-    caplog.set_level(logging.WARNING)
-    yield caplog
-    say_once.cache_clear()
+from tests.strangers import STRANGER, as_root
 
 
 @pytest.fixture
@@ -54,9 +42,9 @@ def test_a_file_in_a_folder_that_others_may_write_is_not_read(file: Path, said: 
 @pytest.mark.parametrize("which", ["the file", "its folder"])
 def test_what_belongs_to_somebody_else_is_not_read(file: Path, said: pytest.LogCaptureFixture, which: str) -> None:
     theirs = file if which == "the file" else file.parent
-    os.chown(theirs, 4321, 4321)
+    os.chown(theirs, STRANGER, STRANGER)
     assert read_private(file) is None
-    assert said.messages == [f"{file} isn't used: {theirs} belongs to user 4321"]
+    assert said.messages == [f"{file} isn't used: {theirs} belongs to user {STRANGER}"]
 
 
 def test_a_link_to_what_others_may_write_is_not_followed(file: Path) -> None:
