@@ -170,7 +170,7 @@ def correct_costs(drafter: Drafter, target: Target) -> None:
     For who was left alone meanwhile (util/busy.py): what neighbours took says nothing of the next run.
     """
     if isinstance(drafter, GatheredDrafter) and drafter.budget.pace is not None:
-        correct(key_of(target), drafter.seen.medians())
+        correct(key_of(target), drafter.lap_times.medians())
 
 
 def lay_out_heads(heads: MedusaHeads, target: Target) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 
 from medusa_cli.contracts import Context, Draft, DraftHeads
-from medusa_cli.drafters.laps import Lap, Laps, Seen
+from medusa_cli.drafters.laps import Lap, Laps, LapTimes
 from medusa_cli.drafters.pace import Pace
 from medusa_cli.drafters.trie import ROOT, Picked, Trie, draft_of
 
@@ -145,7 +145,7 @@ class GatheredDrafter:
         self.sources = sources
         self.budget = budget
         self.size = budget.size
-        self.seen = Seen()
+        self.lap_times = LapTimes()
         self._laps = Laps(clock)
         self._num_nodes = 0  # that the last step verified
 
@@ -160,7 +160,7 @@ class GatheredDrafter:
         """One tree for each row; the root alone where nothing is likely enough. Reads guesses on the host."""
         if lap := self._laps.lap(context):
             self.budget.saw(self._num_nodes, lap)
-            self.seen.add(self._num_nodes, lap)
+            self.lap_times.add(self._num_nodes, lap)
         tries = [Trie(tokens[-1]) for tokens in context.tokens]
         floor = self.budget.floor(len(tries))
         for source in self.sources:

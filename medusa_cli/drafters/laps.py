@@ -42,7 +42,7 @@ class Laps:
         return last
 
 
-class Seen:
+class LapTimes:
     """What steps took in this run by the nodes they verified, where that can be held against measured costs."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.gathered import PLAIN_EVERY, Budget, GatheredDrafter, HeadGuesses, Source
-from medusa_cli.drafters.laps import Lap, Seen
+from medusa_cli.drafters.laps import Lap, LapTimes
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.pace import Pace
 from medusa_cli.drafters.trie import Trie
@@ -179,9 +179,9 @@ def test_a_draft_tells_the_budget_what_the_step_before_took_and_brought() -> Non
 
 
 def test_what_steps_took_after_short_texts_of_one_row_is_kept_for_the_next_run() -> None:
-    seen = Seen()
+    times = LapTimes()
     for seconds in (3.0, 1.0, 2.0):
-        seen.add(1, Lap(seconds, 1.0, near=True))
-        seen.add(2, Lap(9.0, 1.0, near=False))
-    seen.add(4, Lap(7.0, 1.0, near=True))
-    assert seen.medians() == {1: 2.0}, "one step says nothing of its size, and far ones nothing at all"
+        times.add(1, Lap(seconds, 1.0, near=True))
+        times.add(2, Lap(9.0, 1.0, near=False))
+    times.add(4, Lap(7.0, 1.0, near=True))
+    assert times.medians() == {1: 2.0}, "one step says nothing of its size, and far ones nothing at all"
