@@ -1,6 +1,5 @@
 """Where a measurement comes from: when, on which machine, with which versions, by which command line."""
 
-import os
 import platform
 import shlex
 import sys
@@ -13,6 +12,7 @@ import torch
 
 from medusa_cli import __version__
 from medusa_cli.target.costs import machine_of
+from medusa_cli.util.busy import cores
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,8 @@ def machine_here(device: torch.device) -> str:
     name = " ".join(machine_of(device).rpartition(":")[2].split())
     if device.type != "cpu":
         return name
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = _memory_gib()
-    parts = [name if name != "cpu" else platform.machine(), f"{cores} cores", f"{memory:.0f} GiB" if memory else ""]
+    parts = [name if name != "cpu" else platform.machine(), f"{cores()} cores", f"{memory:.0f} GiB" if memory else ""]
     return ", ".join(part for part in parts if part)
 
 

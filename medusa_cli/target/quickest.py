@@ -21,12 +21,11 @@ from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.target.clock import now
 from medusa_cli.target.costs import MOST_AGE, setting_of
 from medusa_cli.target.model import Target
-from medusa_cli.target.step_cost import MOST_SPREAD
 from medusa_cli.target.weights import num_weights
 from medusa_cli.trees.tree import TokenTree
 from medusa_cli.util import remembered
 from medusa_cli.util.busy import Meter
-from medusa_cli.util.timing import Times, interleaved, widest_spread
+from medusa_cli.util.timing import Times, interleaved, was_disturbed, widest_spread
 
 Way = TypeVar("Way", bound=Hashable)
 
@@ -104,7 +103,7 @@ def layout_seconds(layers: Sequence[nn.Linear], *, blocks: bool) -> Compared:
         spread = max(spread, widest_spread(times))
         for (name, _), each in times.items():
             seconds[name] += sample.share * each.least
-    return Compared(seconds, spread > MOST_SPREAD or meter.read().busy)
+    return Compared(seconds, was_disturbed(spread, meter))
 
 
 @dataclass(frozen=True)
@@ -178,7 +177,7 @@ def forward_seconds(target: Target, name: str, attach: Callable[[bool], None]) -
     times = _timed(work, target.device)
     attach(True)
     seconds = {way: sum(times[way, rows].least for rows in ROWS) for way in (name, f"without {name}")}
-    return Compared(seconds, widest_spread(times) > MOST_SPREAD or meter.read().busy)
+    return Compared(seconds, was_disturbed(widest_spread(times), meter))
 
 
 @torch.inference_mode()

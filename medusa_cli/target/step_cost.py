@@ -19,12 +19,11 @@ from medusa_cli.target.model import Target
 from medusa_cli.trees.build import never_falling
 from medusa_cli.trees.tree import TokenTree
 from medusa_cli.util.busy import Meter
-from medusa_cli.util.timing import Times, interleaved, widest_spread
+from medusa_cli.util.timing import Times, interleaved, was_disturbed, widest_spread
 
 NODE_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 CONTEXT = 128
 ROUNDS, PATIENCE_S = 7, 5.0  # rounds over all sizes, as long as patience lasts
-MOST_SPREAD = 0.25  # of the least, by which the middle round takes longer on a quiet machine at most
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ def measure(
     meter = Meter()
     times = interleaved(work, lambda: now(target.device), rounds=rounds, patience_s=patience_s)
     spread = widest_spread(times)
-    return Measured(curve_of(times), spread, spread > MOST_SPREAD or meter.read().busy)
+    return Measured(curve_of(times), spread, was_disturbed(spread, meter))
 
 
 def random_ids(target: Target, count: int) -> Tensor:

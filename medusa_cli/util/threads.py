@@ -3,6 +3,8 @@
 import os
 import sys
 
+from medusa_cli.util.busy import cores
+
 _READ_ONCE = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -16,4 +18,4 @@ def use_threads(count: int) -> None:
 def threads_to_share() -> int:
     """Threads that processes side by side may have together: those asked for, else one for each core."""
     asked = os.environ.get(_READ_ONCE[0], "")
-    return int(asked) if asked.isdigit() and int(asked) else os.cpu_count() or 1
+    return int(asked) if asked.isdigit() and int(asked) else cores()

@@ -10,7 +10,11 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from medusa_cli.util.busy import Meter
+
 Name = TypeVar("Name", bound=Hashable)
+
+MOST_SPREAD = 0.25  # of the least, by which the middle round takes longer on a quiet machine at most
 
 
 @dataclass(frozen=True)
@@ -63,3 +67,8 @@ def interleaved(
 def widest_spread(times: Mapping[Name, Times]) -> float:
     """The spread of the work that was hit most."""
     return max((each.spread for each in times.values()), default=0.0)
+
+
+def was_disturbed(spread: float, meter: Meter) -> bool:
+    """Whether rounds differed by so much, or others had the processor while the meter ran, that times say little."""
+    return spread > MOST_SPREAD or meter.read().busy

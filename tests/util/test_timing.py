@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from medusa_cli.util.timing import Times, interleaved, widest_spread
+from medusa_cli.util.busy import Contention, Meter
+from medusa_cli.util.timing import Times, interleaved, was_disturbed, widest_spread
 
 
 class Work:
@@ -50,3 +51,11 @@ def test_half_of_the_rounds_may_be_disturbed_and_the_least_is_still_that_of_the_
     assert times.least == 23.0
     assert times.spread < 0.1
     assert Times((969.0, 23.0, 950.0, 24.0, 970.0)).spread > 10, "more were: that is told"
+
+
+@pytest.mark.parametrize(("spread", "waiting", "disturbed"), [(0.2, 0.0, False), (0.3, 0.0, True), (0.2, 1.4, True)])
+def test_rounds_that_differ_and_threads_that_waited_are_a_disturbance(
+    monkeypatch: pytest.MonkeyPatch, spread: float, waiting: float, disturbed: bool
+) -> None:
+    monkeypatch.setattr(Meter, "read", lambda self: Contention(waiting, 0.0, 1.0, 2))
+    assert was_disturbed(spread, Meter()) is disturbed
