@@ -37,7 +37,7 @@ def test_pieces_cover_every_prompt_once_and_none_takes_more_than_a_forward_may(
             assert ids == prompts[row][read[row] : read[row] + len(ids)]
             read[row] += len(ids)
         assert piece.is_last == (read[piece.row] == len(prompts[piece.row]))
-        assert piece.whole == [len(prompts[row]) for row in range(piece.row, piece.row + len(piece.ids))]
+        assert piece.as_long_as == [len(prompts[row]) for row in range(piece.row, piece.row + len(piece.ids))]
     assert read == [len(prompt) for prompt in prompts]
 
 
