@@ -13,6 +13,7 @@ from medusa_cli.home import say_once
 from medusa_cli.kernels import attend, blocks, native
 from medusa_cli.target import attach
 from medusa_cli.target.model import Target
+from medusa_cli.target.stock import StockForward
 from medusa_cli.util import busy
 from tests.tiny_folders import CHAT_TEMPLATE, save_tiny
 
@@ -163,7 +164,7 @@ def test_two_different_models_are_a_usage_error(folder: Path, capsys: pytest.Cap
 def test_a_model_that_fails_its_check_is_refused_with_the_whole_report(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Target, "_positions", columns_for_positions)
+    monkeypatch.setattr(StockForward, "positions", columns_for_positions)
     assert main(["doctor", str(folder), "--dtype", "float32", "--device", "cpu"]) == 1
     out, err = capsys.readouterr()
     assert "self-check     FAILED: tree and path logits differ by " in out
@@ -174,7 +175,7 @@ def test_a_model_that_fails_its_check_is_refused_with_the_whole_report(
 def test_the_document_of_a_failed_check_says_so(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Target, "_positions", columns_for_positions)
+    monkeypatch.setattr(StockForward, "positions", columns_for_positions)
     assert main(["doctor", str(folder), "--dtype", "float32", "--device", "cpu", "--json"]) == 1
     check = json.loads(capsys.readouterr().out)["self_check"]
     assert not check["ok"]

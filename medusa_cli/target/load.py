@@ -21,8 +21,9 @@ from medusa_cli.target.costs import note_choice
 from medusa_cli.target.device import choose_device as choose_device
 from medusa_cli.target.device import choose_dtype as choose_dtype
 from medusa_cli.target.fetch import NoSuchAttention, fetch_config, fetch_model, fetch_tokenizer, weights_identity
+from medusa_cli.target.identity import Identity
 from medusa_cli.target.masks import mask_kinds
-from medusa_cli.target.model import Identity, Target
+from medusa_cli.target.model import Target
 from medusa_cli.target.placing import placing_of, refuse_offload
 from medusa_cli.target.refuse import refuse_config, refuse_lost_window, refuse_model
 from medusa_cli.target.runner import keep_freed_memory, lay_out

@@ -1,13 +1,10 @@
-"""Target: the big model behind three verbs. The only file that calls the model's forward.
+"""Target: the big model behind three verbs, and what is to be known of it.
 
 It knows no drafter, no rule and no loop. Shape letters: B rows, N nodes, T positions, H hidden, V vocabulary.
 """
 
-import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,36 +17,17 @@ from medusa_cli.target import attention
 from medusa_cli.target.cache import Place, TreeCache
 from medusa_cli.target.compiled import CompiledForward
 from medusa_cli.target.export import MOST_TOKENS
-from medusa_cli.target.final import FinalHidden, at_nodes
 from medusa_cli.target.forward_memory import ForwardMemory
 from medusa_cli.target.graphs import GraphedForward, Inputs
-from medusa_cli.target.limits import context_limit
-from medusa_cli.target.masks import MaskKinds, positions, takes_mapping, tree_masks, wants_each_row
+from medusa_cli.target.identity import Identity
+from medusa_cli.target.masks import MaskKinds
 from medusa_cli.target.prefill import OnRead, Piece, pieces
 from medusa_cli.target.rotary import RotaryTables, TableSpans
 from medusa_cli.target.runner import PLAIN, give_back_freed_memory
+from medusa_cli.target.stock import StockForward
 from medusa_cli.trees.tree import Ancestry, TokenTree
 
 GIVE_BACK_FROM = 32 * 2**20  # bytes of a forward: the memory of smaller ones is kept for the next
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a target is called and which weights it holds.
-
-    adapter   the folder of what was merged into them, if any
-    files     what tells the files they came from, if they came from files (`fetch.weights_identity`)
-    rows      a hash over numbers of every row of the embeddings and of the output matrix
-    """
-
-    name: str
-    fingerprint: str
-    runner: str
-    attention: str
-    licence: str | None = None
-    adapter: Path | None = None
-    files: str | None = None
-    rows: str | None = None
 
 
 class Target:
@@ -66,17 +44,12 @@ class Target:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.kinds = kinds
+        self.stock = StockForward(model, kinds)
         self.stop_ids = stop_ids
         self.identity = identity
         self.config = model.config.get_text_config()
-        parameters = inspect.signature(model.forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
-        self._takes_mapping = takes_mapping(model)
-        self._wants_each_row = wants_each_row(model)
         self.compiled: CompiledForward | None = None
         self.graphed: GraphedForward | None = None
-        self._final = FinalHidden(model.get_output_embeddings())
 
     @property
     def name(self) -> str:
@@ -96,12 +69,17 @@ class Target:
     @cached_property
     def tables(self) -> RotaryTables:
         """Which rotary table turns which node."""
-        return RotaryTables(self.model, self._cache_name)
+        return RotaryTables(self.model, self.stock.cache_name)
 
-    @cached_property
+    @property
+    def kinds(self) -> MaskKinds:
+        """Layer kind -> window."""
+        return self.stock.kinds
+
+    @property
     def device(self) -> torch.device:
         """Where inputs go."""
-        return self.model.get_input_embeddings().weight.device
+        return self.stock.device
 
     @cached_property
     def devices(self) -> list[torch.device]:
@@ -111,7 +89,7 @@ class Target:
     @cached_property
     def dtype(self) -> torch.dtype:
         """The dtype of weights, masks and hidden states."""
-        return self.model.get_input_embeddings().weight.dtype
+        return self.stock.dtype
 
     @property
     def dtype_name(self) -> str:
@@ -146,10 +124,10 @@ class Target:
         """Ids the tokenizer knows; those past it are padding of the matrix and are never drafted."""
         return min(self.vocab_size, len(self.tokenizer)) if self.tokenizer is not None else self.vocab_size
 
-    @cached_property
+    @property
     def context_limit(self) -> int | None:
         """The most positions the model has, or None."""
-        return context_limit(self.model)
+        return self.stock.context_limit
 
     def check_ids(self, rows: Iterable[Sequence[int]]) -> None:
         """Raise TargetError when a token has no embedding: the tokenizer is another model's, or was added to."""
@@ -165,7 +143,7 @@ class Target:
     @property
     def mask_mapping(self) -> list[str] | None:
         """The kinds of layers when this architecture picks its masks out of a mapping, else None."""
-        return list(self.kinds) if len(self.kinds) > 1 or self._takes_mapping else None
+        return self.stock.mask_mapping
 
     @property
     def num_layers(self) -> int:
@@ -210,7 +188,7 @@ class Target:
         if self.identity.runner in PLAIN or self.identity.attention != attention.NAME or not can_attend():
             return False
         cache, root = self.new_cache(1, 1), TokenTree.empty()
-        self._call(torch.zeros(1, 1, dtype=torch.long), root, cache.place(slice(0, 1), 1, self.device, root), cache)
+        self.stock(torch.zeros(1, 1, dtype=torch.long), root, cache.place(slice(0, 1), 1, self.device, root), cache)
         return all(layer.attended for layer in cache.layers)
 
     @cached_property
@@ -292,29 +270,22 @@ class Target:
         prompts   tokens of each row that were given at once, as decoding sees them; None: all
         """
         self.release()
-        firsts = list(prompts or lengths)
-        hidden_BTH = self._whole(ids_BT, lengths, firsts)
-        for turn in self.tables.turns:  # what stands behind it was seen after another reading
-            if any(first <= turn < length for first, length in zip(firsts, lengths, strict=True)):
-                firsts = [
-                    max(first, turn + 1) if turn < length else first
-                    for first, length in zip(firsts, lengths, strict=True)
-                ]
-                hidden_BTH[:, turn:] = self._whole(ids_BT, lengths, firsts)[:, turn:]
+        hidden_BTH = torch.zeros(*ids_BT.shape, self.hidden_size, dtype=self.dtype, device=self.device)
+        texts = [row[:length] for row, length in zip(ids_BT.tolist(), lengths, strict=True)]
+        for start, firsts in self.tables.readings(prompts or lengths, lengths):
+            self._read_into(hidden_BTH, start, texts, firsts)
         return hidden_BTH
 
-    def _whole(self, ids_BT: Tensor, lengths: Sequence[int], firsts: Sequence[int]) -> Tensor:
-        """Final hidden states [B, T, H] of whole rows; `firsts`: as prefill's `as_long_as`."""
-        cache = self._cache(len(ids_BT), ids_BT.shape[1])
-        texts = [row[:length] for row, length in zip(ids_BT.tolist(), lengths, strict=True)]
-        hidden_BTH = torch.zeros(*ids_BT.shape, self.hidden_size, dtype=self.dtype, device=self.device)
+    def _read_into(self, hidden_BTH: Tensor, start: int, texts: Sequence[Sequence[int]], firsts: Sequence[int]) -> None:
+        """Put the hidden states of whole texts in place, from `start` on; `firsts`: as prefill's `as_long_as`."""
+        cache = self._cache(*hidden_BTH.shape[:2])
         for piece in pieces(texts, [0] * len(texts), self.forward_memory, firsts):
-            start = cache.lengths[piece.row]
+            begun = cache.lengths[piece.row]
             self.read_piece(piece, cache)
-            for row, states_TH in enumerate(self._final.last_BNH, start=piece.row):
-                read = piece.lengths[row - piece.row]
-                hidden_BTH[row, start : start + read] = states_TH[:read].to(self.device)
-        return hidden_BTH
+            shown = max(begun, start)
+            for row, states_TH in enumerate(self.stock.last_BNH, start=piece.row):
+                end = begun + piece.lengths[row - piece.row]
+                hidden_BTH[row, shown:end] = states_TH[shown - begun : end - begun].to(self.device)
 
     def read(self, ids_BT: Tensor, lengths: Sequence[int]) -> Tensor:
         """As `hidden`, by the library's plain forward without a cache, which gradients can go back through.
@@ -322,14 +293,10 @@ class Target:
         Rows are padded on the right: a causal model's states before the padding don't see it. Each row is turned by
         the rotary table of its own length: a text that was written across a change of tables is read as a prompt.
         """
-        first_B1 = torch.zeros(len(ids_BT), 1, dtype=torch.long, device=self.device)  # logits are not asked for
         positions_BT = torch.arange(ids_BT.shape[1], device=self.device).expand(len(ids_BT), -1)
         spans = TableSpans(lengths, lengths)
-        with self._final.narrowed(first_B1), self.tables.of(spans, [0] * len(ids_BT), positions_BT):
-            self.model(input_ids=ids_BT.to(self.device), use_cache=False)
-        hidden_BTH = self._final.last_BNH
-        self._final.forget()
-        return hidden_BTH
+        with self.tables.of(spans, [0] * len(ids_BT), positions_BT):
+            return self.stock.plain(ids_BT)
 
     def logits_of(self, hidden: Tensor) -> Tensor:
         """The target's logits [..., V] after final hidden states [..., H]."""
@@ -359,8 +326,8 @@ class Target:
         place = cache.place(rows, tree.num_nodes, self.device, tree if native else None)
         if self.compiled is not None and native and wanted_BW is None and tokens_BN.numel() <= MOST_TOKENS:
             assert place.nodes is not None
-            return self.compiled(tokens_BN, self._positions(tree, place), place.nodes, cache.stores(place))
-        with self.tables.of(spans, cache.lengths[rows], self._positions(tree, place)):
+            return self.compiled(tokens_BN, self.stock.positions(tree, place), place.nodes, cache.stores(place))
+        with self.tables.of(spans, cache.lengths[rows], self.stock.positions(tree, place)):
             return self._run(tokens_BN, tree, place, cache, wanted_BW)
 
     @torch.inference_mode()
@@ -370,40 +337,15 @@ class Target:
         for layer in cache.layers:
             layer.place = place
         seen = self._run(inputs.tokens_BN, inputs, place, cache, None)
-        self._hidden = None  # a graph's memory is given back when nobody looks at it
+        self.stock.forget()  # a graph's memory is given back when nobody looks at it
         return seen
 
     def _run(self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache, wanted_BW: Tensor | None) -> Seen:
         """One forward that writes where `place` says."""
-        with self._final.narrowed(wanted_BW):
-            out = self._call(tokens_BN, tree, place, cache)
+        seen = self.stock(tokens_BN, tree, place, cache, wanted_BW)
         if (
             self.device.type == "cpu"
             and self.forward_memory.bytes(len(tokens_BN), tree.num_nodes, place.used) > GIVE_BACK_FROM
         ):
             give_back_freed_memory()
-        # where layers lie on several devices, the last hidden states are on another one than the inputs
-        hidden_BNH = self._final.last_BNH.to(self.device)
-        return Seen(hidden_BNH if wanted_BW is None else at_nodes(hidden_BNH, wanted_BW), out.logits)
-
-    def _call(self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache) -> Any:
-        """The model's forward over the nodes of a tree."""
-        return self.model(
-            input_ids=tokens_BN,
-            attention_mask=self._masks(tree, place),
-            position_ids=self._positions(tree, place),
-            use_cache=True,
-            **{self._cache_name: cache},
-        )
-
-    def _masks(self, tree: Ancestry, place: Place) -> Tensor | dict[str, Tensor]:
-        """Models with several kinds of layers take a mapping, the others one tensor."""
-        masks = tree_masks(tree, place, self.kinds, self.dtype)
-        if self._wants_each_row:
-            masks = {kind: mask.expand(len(place.columns_BN), -1, -1, -1) for kind, mask in masks.items()}
-        return next(iter(masks.values())) if self.mask_mapping is None else masks
-
-    def _positions(self, tree: Ancestry, place: Place) -> Tensor:
-        """Nodes past the model's last position get the last one: they can never be kept (see Rows.limit)."""
-        positions_BN = positions(tree, place).expand(place.columns_BN.shape[0], -1)
-        return positions_BN if self.context_limit is None else positions_BN.clamp(max=self.context_limit - 1)
+        return seen

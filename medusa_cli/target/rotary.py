@@ -80,6 +80,20 @@ class RotaryTables:
             return next(changes, length)
         return 0
 
+    def readings(self, firsts: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """How often texts must be read to have their states as they were written: from where on, and by which tables.
+
+        firsts   tokens of each text that were given at once, and with each reading the length whose table turns those
+        """
+        yield 0, firsts
+        for turn in self.turns:  # what stands behind it was seen after another reading
+            if any(first <= turn < length for first, length in zip(firsts, lengths, strict=True)):
+                firsts = [
+                    max(first, turn + 1) if turn < length else first
+                    for first, length in zip(firsts, lengths, strict=True)
+                ]
+                yield turn, firsts
+
     def until_turn(self, draft: Draft, lengths: Sequence[int]) -> Draft:
         """The draft with nodes that stand past a row's next turn made padding: they would be read anew."""
         rooms = [next((turn - length for turn in self.turns if turn > length), None) for length in lengths]

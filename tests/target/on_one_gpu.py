@@ -18,8 +18,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_cli.target import attention as grouped
 from medusa_cli.target.graphs import Bucket, Inputs
+from medusa_cli.target.identity import Identity
 from medusa_cli.target.load import mask_kinds
-from medusa_cli.target.model import Identity, Target
+from medusa_cli.target.model import Target
 from tests.tiny_models import ARCHITECTURES
 
 _setup_privateuseone_for_python_backend("gpus")

@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM
 from medusa_cli.contracts import Draft, Verdict
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.target.identity import Identity
 from medusa_cli.target.masks import mask_kinds
-from medusa_cli.target.model import Identity, Target
+from medusa_cli.target.model import Target
 from medusa_cli.trees.tree import TokenTree
 from tests.tiny_folders import tiny_config
 

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-import medusa_cli.target.model as model_room
 from medusa_cli.errors import TargetError
 from medusa_cli.recipe import TargetSettings
 from medusa_cli.target import attention as grouped
-from medusa_cli.target import check
+from medusa_cli.target import check, stock
 from medusa_cli.target.check import CheckResult, checked, self_check
 from medusa_cli.target.load import make_target
 from medusa_cli.target.masks import tree_masks
 from medusa_cli.target.model import Target
+from medusa_cli.target.stock import StockForward
 from medusa_cli.trees.tree import TokenTree
 from tests.tiny_folders import tiny_model, tiny_tokenizer
 
@@ -77,7 +77,7 @@ def test_a_boolean_mask_is_found_under_eager_attention(monkeypatch: pytest.Monke
     def boolean(*args: Any) -> dict[str, torch.Tensor]:
         return {kind: mask == 0 for kind, mask in tree_masks(*args).items()}
 
-    monkeypatch.setattr(model_room, "tree_masks", boolean)
+    monkeypatch.setattr(stock, "tree_masks", boolean)
     assert not self_check(target_of()).ok
     assert self_check(target_of(attention="sdpa")).ok
 
@@ -85,13 +85,13 @@ def test_a_boolean_mask_is_found_under_eager_attention(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("model_type", "changes"), WINDOWED)
 def test_a_lost_window_is_found(model_type: str, changes: dict[str, Any]) -> None:
     target = target_of(model_type, **changes)
-    target.kinds = dict.fromkeys(target.kinds)
+    target.stock.kinds = dict.fromkeys(target.kinds)
     assert not self_check(target).ok
 
 
 def test_a_window_off_by_one_is_found() -> None:
     target = target_of("mistral", sliding_window=WINDOW)
-    target.kinds = {"sliding_attention": WINDOW + 1}
+    target.stock.kinds = {"sliding_attention": WINDOW + 1}
     assert not self_check(target).ok
 
 
@@ -99,13 +99,13 @@ def test_nodes_that_see_their_siblings_are_found(monkeypatch: pytest.MonkeyPatch
     def chained(tree: TokenTree, *rest: Any) -> dict[str, torch.Tensor]:
         return tree_masks(TokenTree.chain(tree.num_nodes - 1), *rest)
 
-    monkeypatch.setattr(model_room, "tree_masks", chained)
+    monkeypatch.setattr(stock, "tree_masks", chained)
     assert not self_check(target_of()).ok
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "falcon"])
 def test_columns_taken_for_positions_are_found(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "_positions", lambda self, tree, place: place.columns_BN)
+    monkeypatch.setattr(StockForward, "positions", lambda self, tree, place: place.columns_BN)
     assert not self_check(target_of(model_type)).ok
 
 
@@ -221,7 +221,7 @@ def test_a_check_runs_again_when_anything_it_depends_on_changes(monkeypatch: pyt
 
 def test_a_failed_check_is_not_remembered_and_names_model_and_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Target, "_positions", lambda self, tree, place: place.columns_BN)
+        patch.setattr(StockForward, "positions", lambda self, tree, place: place.columns_BN)
         with pytest.raises(TargetError, match=r"tiny \(llama\) can't verify a tree: .* by 0\.00\d+ of their spread"):
             checked(target_of())
     assert checked(target_of()).ok

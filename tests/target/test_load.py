@@ -19,6 +19,7 @@ from medusa_cli.target import load as load_room
 from medusa_cli.target.forward_memory import ForwardMemory
 from medusa_cli.target.load import choose_device, choose_dtype, fingerprint_of, load_target, load_unchecked, make_target
 from medusa_cli.target.model import Target
+from medusa_cli.target.stock import StockForward
 from tests.differential import shrink
 from tests.tiny_folders import save_gguf, save_tiny, tiny_config, tiny_model, tiny_tokenizer
 
@@ -108,7 +109,7 @@ def test_a_target_is_checked_when_loaded_and_not_when_asked_for_unchecked(
 
 
 def test_a_model_whose_check_fails_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Target, "_positions", lambda self, tree, place: place.columns_BN)
+    monkeypatch.setattr(StockForward, "positions", lambda self, tree, place: place.columns_BN)
     monkeypatch.setenv("MEDUSA_HOME", str(folder / "home"))
     assert_refused(folder, str(folder), "can't verify a tree", "differ")
 
