@@ -42,7 +42,8 @@ def facts_in(home: Path) -> list[Path]:
 def copied(home: Path, to: Path) -> list[Path]:
     """The facts of a copy of this home, which others of the machine could enter."""
     shutil.copytree(home, to)
-    to.chmod(0o755)
+    for folder in (to, *(inner for inner in to.rglob("*") if inner.is_dir())):
+        folder.chmod(0o755)
     return facts_in(to)
 
 
