@@ -20,7 +20,7 @@ from medusa_cli.util.hub import settle_reach
 from medusa_cli.util.plain_json import parse_json
 
 Loaded = TypeVar("Loaded")
-WEIGHT_FILES = tuple((f"{name}", f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
+WEIGHT_FILES = tuple((name, f"{name}.index.json") for name in ("model.safetensors", "pytorch_model.bin"))
 
 _CHECK_FOLDER = "is the folder complete, and does this version of transformers know the architecture?"
 _COPY_AGAIN = "copy or download the whole model again"

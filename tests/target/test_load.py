@@ -164,12 +164,6 @@ def test_a_missing_shard_is_refused_by_name(folder: Path) -> None:
     assert_refused(folder, "model-00001-of-00002.safetensors")
 
 
-def test_pickled_weights_that_are_no_pickle_are_refused(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
-    assert_refused(folder, f"can't load the weights of {folder}")
-
-
 def test_a_truncated_gguf_file_is_refused(tmp_path: Path) -> None:
     file = save_gguf(tmp_path / "tiny.gguf")
     file.write_bytes(file.read_bytes()[:-5000])
