@@ -16,7 +16,6 @@ checksum (the moment the new heads count), and only then do they take the old on
 of another checksum looks beside them.
 """
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -34,6 +33,7 @@ from medusa_cli.formats.places import DESCRIPTION
 from medusa_cli.heads.config import HeadsTarget, MedusaConfig, check_belongs
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.util.plain_json import parse_json
+from medusa_cli.util.sealed import sha256_of
 
 FORMAT = "medusa-heads"
 VERSION = 2
@@ -110,7 +110,7 @@ def _settle(folder: Path) -> None:
     if not pending.is_file():
         return
     try:
-        vouched = described.is_file() and _read_description(folder).get("sha256") == _sha256(pending)
+        vouched = described.is_file() and _read_description(folder).get("sha256") == sha256_of(pending)
     except FormatError:  # a description that can't be read vouches for nothing
         vouched = False
     if vouched:
@@ -136,7 +136,7 @@ def _write(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None) -> None:
         "version": VERSION,
         "weights": WEIGHTS,
         "bytes": pending.stat().st_size,
-        "sha256": _sha256(pending),
+        "sha256": sha256_of(pending),
         "config": heads.config.model_dump(exclude_none=True),
     }
     write_atomically(folder / DESCRIPTION, json.dumps(description, indent=2) + "\n")
@@ -180,7 +180,7 @@ def _read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor
     """The tensors heads.json speaks of, from the file whose checksum is right, or FormatError."""
     file, pending = folder / WEIGHTS, folder / _PENDING
     wanted = description.get("sha256")
-    if pending.is_file() and _sha256(pending) == wanted:
+    if pending.is_file() and sha256_of(pending) == wanted:
         file = pending
     elif not file.is_file():
         raise FormatError(f"{file} is missing", "copy the whole folder, or train the heads again")
@@ -189,7 +189,7 @@ def _read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor
             f"{file} is truncated or changed: it has {size} of {description.get('bytes')} bytes",
             _COPY_AGAIN,
         )
-    elif _sha256(file) != wanted:
+    elif sha256_of(file) != wanted:
         raise FormatError(
             f"{file} is damaged: its checksum is not the one in {DESCRIPTION}",
             _COPY_AGAIN,
@@ -228,9 +228,3 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _sha256(file: Path) -> str:
-    """The checksum of a file, read in pieces."""
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

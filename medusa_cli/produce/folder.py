@@ -5,7 +5,6 @@ what `auto` was, and, once training has begun, the settings that decide what is 
 split in the order of their keys.
 """
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -21,6 +20,7 @@ from medusa_cli.home import expanded
 from medusa_cli.recipe import DataSettings, Recipe, TargetSettings
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, learning_settings, recipe_hash
 from medusa_cli.util.plain_json import parse_json
+from medusa_cli.util.sealed import sha256_of
 
 # Settings of the data that may change from run to run: more samples are written to those that are there.
 FREE_DATA = {
@@ -173,8 +173,7 @@ def _data_identity(recipe: Recipe) -> dict[str, Any]:
     file = expanded(recipe.data.dataset)
     if recipe.data.dataset != "self" and file.is_file():
         try:
-            with file.open("rb") as stream:
-                settings["dataset"] = f"sha256:{hashlib.file_digest(stream, 'sha256').hexdigest()}"
+            settings["dataset"] = f"sha256:{sha256_of(file)}"
         except OSError as error:
             raise DataError(f"can't read {file}: {error.strerror}", "name a readable file") from error
     return settings

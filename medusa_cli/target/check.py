@@ -109,11 +109,9 @@ def self_check(target: Target) -> CheckResult:
     tree = _tree(target)
     length, window = _prompt_length(target, tree), _window(target)
     bound = BOUNDS.get(target.dtype, BOUNDS[torch.float32])
-    worst, name, uncrossed = (
-        _smallest(target, bound, lambda seed: _largest_difference(target, tree, length, seed)),
-        None,
-        [],
-    )
+    name: str | None = None
+    uncrossed: list[str] = []
+    worst = _smallest(target, bound, partial(_largest_difference, target, tree, length))
     if worst <= bound:
         crossed, left = crossings(target)
         uncrossed = [f"{each.name} ({each.length} tokens)" for each in left]

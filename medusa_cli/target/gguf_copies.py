@@ -1,6 +1,5 @@
 """Cache of converted GGUF files: where a user's file gets its copy, named by what the file holds."""
 
-import hashlib
 import logging
 import re
 import shutil
@@ -8,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from medusa_cli.home import cache_home
+from medusa_cli.util.sealed import sha256_of
 
 # a copy holds float32: of four bits and their scales that makes about eight times as much
 GROWTH = 8
@@ -36,5 +36,4 @@ def copy_of(path: Path) -> Path | None:
 @cache
 def _sha256_of(path: Path, _: int) -> str:
     """Of the whole file, once for each time it was changed."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)

@@ -15,6 +15,7 @@ from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.native import NativeFormat, read_heads, write_heads
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.heads.traits import Traits
+from medusa_cli.util.sealed import sha256_of
 from tests.tiny_heads import HIDDEN, REAL, FakeTarget, some_heads
 
 
@@ -135,7 +136,7 @@ def test_one_changed_byte_is_an_error(tmp_path):
 def test_numbers_that_are_no_safetensors_are_an_error_even_with_the_right_checksum(tmp_path):
     write_heads(some_heads(), tmp_path)
     (tmp_path / "heads.safetensors").write_bytes(b"not tensors")
-    change_description(tmp_path, bytes=11, sha256=native._sha256(tmp_path / "heads.safetensors"))
+    change_description(tmp_path, bytes=11, sha256=sha256_of(tmp_path / "heads.safetensors"))
     with pytest.raises(FormatError, match="can't be read"):
         read_heads(tmp_path, FakeTarget())
 
