@@ -252,9 +252,9 @@ def test_one_bad_text_is_named_alone(texts: JointTexts, tmp_path: Path, monkeypa
     first = texts.train.prompts[f"text-{bad}"][0]
     read = joint.target.read
 
-    def spoilt(ids_BT: torch.Tensor) -> torch.Tensor:
+    def spoilt(ids_BT: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         rows = (ids_BT[:, 0] == first)[:, None, None]
-        return read(ids_BT).masked_fill(rows, torch.nan)
+        return read(ids_BT, lengths).masked_fill(rows, torch.nan)
 
     monkeypatch.setattr(joint.target, "read", spoilt)
     with pytest.raises(TrainingError) as caught:
