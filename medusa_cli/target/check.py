@@ -85,7 +85,8 @@ def require(target: Target, result: CheckResult) -> None:
     if not math.isfinite(result.max_difference):
         raise TargetError(
             f"{target.name} can't be used: its logits are not finite in {dtype}",
-            "try --dtype float32; if that is no help, the weights are damaged: copy or download them again",
+            ("" if target.dtype == torch.float32 else "try --dtype float32; if that is no help, ")
+            + "the weights are damaged: copy or download them again",
         )
     if result.worst is not None:
         raise TargetError(

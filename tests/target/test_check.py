@@ -142,6 +142,7 @@ def test_numbers_that_are_none_fail_with_the_reason() -> None:
     with pytest.raises(TargetError, match="tiny can't be used: its logits are not finite in float32") as caught:
         checked(target)
     assert "damaged" in caught.value.hint
+    assert "--dtype" not in caught.value.hint, "it is float32 already"
 
 
 def test_a_forward_that_fails_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
