@@ -84,8 +84,8 @@ def _child(model: str, reading: Reading) -> None:
     settings = {"runner": reading.runner, "attention": reading.attention, "dtype": "float32", "device": "cpu"}
     target = load_target(TargetSettings.model_validate({"model": model, **settings}))
     parts, limits = Parts(target, NoDrafter(), Greedy()), Limits(reading.new)
-    ids = torch.randint(3, target.real_vocab, (reading.prompts, reading.length), generator=torch.Generator())
-    prompts = ids.tolist()
+    shape = reading.prompts, reading.length
+    prompts = torch.randint(3, target.real_vocab, shape, generator=torch.Generator()).tolist()
     needed = needed_bytes(target, prompts, limits, len(prompts), 0)
     collect(parts, [prompts[0][:200]], limits)
     give_back_freed_memory()  # what loading left free would hide what comes
@@ -94,7 +94,7 @@ def _child(model: str, reading: Reading) -> None:
     if reading.what == "text":
         collect(parts, prompts, limits, len(prompts))
     else:
-        target.hidden(ids, [reading.length] * len(prompts))
+        target.hidden(prompts)
     print(json.dumps({"before": before, "estimated": needed.total, "taken": _resident("VmHWM") - before}))
 
 

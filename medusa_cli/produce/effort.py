@@ -59,8 +59,8 @@ def _reading(recipe: Recipe, target: Target) -> float:
         tokens = min(recipe.data.max_seq_length, READ_TOKENS)
         rows = max(1, READ_TOKENS // tokens // 4)
     tokens = min(tokens, target.context_limit or tokens)
-    ids_BT = random_ids(target, rows * tokens).view(rows, tokens)
-    return _median(target.device, lambda: target.hidden(ids_BT, [tokens] * rows), 2) / (rows * tokens)
+    texts = random_ids(target, rows * tokens).view(rows, tokens).tolist()
+    return _median(target.device, lambda: target.hidden(texts), 2) / (rows * tokens)
 
 
 @torch.inference_mode()

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import torch
-
 from medusa_cli.data.conversations import Conversation, Counts
 from medusa_cli.data.tokens import Tokens, tokenize
 from medusa_cli.produce.disk import check_states
@@ -61,7 +59,7 @@ def keep_states(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> No
             rows = [sample.ids for _, sample in batch]
             # of several answers the last was written after a longer prompt; one reading can be right for one of them
             prompts = [sample.supervised.index(True) for _, sample in batch]
-            hidden_BTH = target.hidden(_padded(rows), list(map(len, rows)), prompts)
+            hidden_BTH = target.hidden(rows, prompts)
             for (key, sample), hidden_TH in zip(batch, hidden_BTH, strict=True):
                 if key in done:
                     continue
@@ -70,9 +68,3 @@ def keep_states(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> No
                 count += 1
             stage.on_progress("reading", count, len(samples), tokens)
         store.sync()
-
-
-def _padded(rows: list[list[int]]) -> torch.Tensor:
-    """ids [B, T], zeros on the right."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [0] * (longest - len(row)) for row in rows])

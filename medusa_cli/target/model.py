@@ -264,14 +264,15 @@ class Target:
         return self.tables.until_turn(draft, lengths)
 
     @torch.inference_mode()
-    def hidden(self, ids_BT: Tensor, lengths: Sequence[int], prompts: Sequence[int] | None = None) -> Tensor:
-        """Final normed hidden states [B, T, H] of right-padded rows; zeros past each row's length. Read in pieces.
+    def hidden(self, texts: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> Tensor:
+        """Final normed hidden states [B, T, H] of texts, zeros past each one's end. They are read in pieces.
 
-        prompts   tokens of each row that were given at once, as decoding sees them; None: all
+        prompts   tokens of each text that were given at once, as decoding sees them; None: all
         """
         self.release()
-        hidden_BTH = torch.zeros(*ids_BT.shape, self.hidden_size, dtype=self.dtype, device=self.device)
-        texts = [row[:length] for row, length in zip(ids_BT.tolist(), lengths, strict=True)]
+        lengths = list(map(len, texts))
+        shape = len(texts), max(lengths), self.hidden_size
+        hidden_BTH = torch.zeros(shape, dtype=self.dtype, device=self.device)
         for start, firsts in self.tables.readings(prompts or lengths, lengths):
             self._read_into(hidden_BTH, start, texts, firsts)
         return hidden_BTH

@@ -57,6 +57,12 @@ def test_one_run_in_another_dtype_changes_no_answer(
     assert (other["source"], other["dtype"]) == ("here", "bfloat16")
 
 
+@pytest.fixture
+def no_costs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is known here of what steps cost: the stored tree is drawn."""
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
+
+
 def test_a_run_left_alone_leaves_what_its_steps_took(
     medusa: Medusa, tiny: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +90,7 @@ def test_heads_of_another_model_are_refused_before_its_costs_are_measured(
     assert "fingerprint" in done.err
 
 
+@pytest.mark.usefixtures("no_costs")
 def test_the_curves_are_a_picture(medusa: Medusa, heads: Path, tmp_path: Path) -> None:
     done = medusa("inspect-tree", "--heads", heads, "--curves", tmp_path / "curves.png")
     assert (done.code, done.err) == (0, f"wrote {tmp_path / 'curves.png'}\n")
@@ -91,6 +98,7 @@ def test_the_curves_are_a_picture(medusa: Medusa, heads: Path, tmp_path: Path) -
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("no_costs")
 @pytest.mark.parametrize("format", STARTS)
 def test_every_format_is_drawn(medusa: Medusa, heads: Path, format: str) -> None:
     done = medusa("inspect-tree", "--heads", heads, "--format", format)
@@ -104,6 +112,7 @@ def test_a_png_goes_to_a_file_and_a_line_says_so(medusa: Medusa, heads: Path, tm
     assert (tmp_path / "tree.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.usefixtures("no_costs")
 def test_the_document_goes_to_a_file_without_json_on_stdout(medusa: Medusa, heads: Path, tmp_path: Path) -> None:
     done = medusa("inspect-tree", "--heads", heads, "--output-json", tmp_path / "t.json")
     assert done.out.startswith("tree of ")

@@ -134,9 +134,7 @@ def test_states_read_from_a_text_are_those_that_wrote_it(name: str, monkeypatch:
     decided: dict[int, list[Tensor]] = {}
     for gain in decode(parts, prompts, Limits(NEW), max_rows=3):
         decided.setdefault(gain.row.key, []).append(gain.hidden_TH)
-    longest = max(map(len, texts))
-    ids_BT = torch.tensor([text + [0] * (longest - len(text)) for text in texts])
-    read_BTH = target.hidden(ids_BT, list(map(len, texts)), list(map(len, prompts)))
+    read_BTH = target.hidden(texts, list(map(len, prompts)))
     for key, (text, prompt) in enumerate(zip(texts, prompts, strict=True)):
         close = torch.cat(decided[key])
         torch.testing.assert_close(read_BTH[key, len(prompt) - 1 : len(text) - 1], close, atol=1e-4, rtol=1e-4)

@@ -25,9 +25,9 @@ class Target:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def hidden(self, ids_BT: torch.Tensor, lengths: list[int], prompts: list[int]) -> torch.Tensor:
-        self.shapes.append(tuple(ids_BT.shape))
-        return self._real.hidden(ids_BT, lengths, prompts)
+    def hidden(self, texts: list[list[int]], prompts: list[int]) -> torch.Tensor:
+        self.shapes.append((len(texts), max(map(len, texts))))
+        return self._real.hidden(texts, prompts)
 
 
 def samples_of(count: int) -> dict[str, Tokens]:

@@ -82,7 +82,7 @@ def test_a_tree_is_verified_and_kept_by_layers_on_two_gpus(model_type: str) -> N
     with torch.inference_mode():
         cache.keep(Verdict(torch.zeros(2, 3, dtype=torch.long, device=FIRST), None, None, paths, [3, 2]))
     assert {layer.keys.device for layer in cache.layers} == {FIRST, SECOND}
-    assert target.hidden(torch.zeros(2, 4, dtype=torch.long, device=FIRST), [4, 3]).device == FIRST
+    assert target.hidden([[0] * 4, [0] * 3]).device == FIRST
 
 
 @pytest.mark.usefixtures("_shapes_only")

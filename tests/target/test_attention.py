@@ -71,7 +71,7 @@ def test_without_a_mask_it_is_the_library_s_own() -> None:
 @pytest.mark.parametrize("attention", ["sdpa", "grouped"])
 def test_a_model_computes_the_same_under_each_attention(attention: str) -> None:
     ids = prompt_of(19)
-    found = target_of(tiny_model("llama"), attention).hidden(torch.tensor([ids]), [len(ids)])[0]
+    found = target_of(tiny_model("llama"), attention).hidden([ids])[0]
     torch.testing.assert_close(found, final_hidden(tiny_model("llama"), ids), atol=1e-4, rtol=1e-4)
 
 

@@ -215,9 +215,8 @@ def test_nothing_is_given_back_while_a_text_is_written() -> None:
 def test_reading_whole_texts_takes_no_place_from_the_one_that_is_written() -> None:
     target, texts = graphed_target(), known("llama")
     collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
-    ids_BT = torch.tensor([prompt_of(12)] * 4)
-    hidden_BTH = target.hidden(ids_BT, [12] * 4)
-    assert torch.equal(hidden_BTH, target_of(tiny_model("llama"), "sdpa").hidden(ids_BT, [12] * 4))
+    same = [prompt_of(12)] * 4
+    assert torch.equal(target.hidden(same), target_of(tiny_model("llama"), "sdpa").hidden(same))
     assert target.graphed.arena.num_bytes == 0, "training that follows has other uses for it"
 
 

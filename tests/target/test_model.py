@@ -59,10 +59,7 @@ def test_a_tree_forward_equals_the_forwards_of_its_paths(name: str) -> None:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_hidden_states_of_padded_rows_are_those_of_single_texts(name: str) -> None:
     target, model = cached_target(name), tiny_model(name)
-    ids_BT = torch.zeros(2, 13, dtype=torch.long)
-    for row, prompt in enumerate(PROMPTS):
-        ids_BT[row, : len(prompt)] = torch.tensor(prompt)
-    found = target.hidden(ids_BT, [len(prompt) for prompt in PROMPTS])
+    found = target.hidden(PROMPTS)
     assert found.shape == (2, 13, target.hidden_size)
     for row, prompt in enumerate(PROMPTS):
         close(found[row, : len(prompt)], final_hidden(model, prompt))

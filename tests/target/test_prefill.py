@@ -110,10 +110,7 @@ def test_keys_and_values_of_pieces_are_those_of_one_forward(monkeypatch: pytest.
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_hidden_states_of_texts_are_read_in_pieces_too(name: str) -> None:
     target, texts = target_of(tiny_model(name)), [prompt_of(3), prompt_of(2), prompt_of(25)]
-    ids_BT = torch.zeros(3, 25, dtype=torch.long)
-    for row, text in enumerate(texts):
-        ids_BT[row, : len(text)] = torch.tensor(text)
-    hidden_BTH = target.hidden(ids_BT, [3, 2, 25])
+    hidden_BTH = target.hidden(texts)
     for row, text in enumerate(texts):
         close(hidden_BTH[row, : len(text)], final_hidden(tiny_model(name), text))
         assert not hidden_BTH[row, len(text) :].any()

@@ -102,7 +102,7 @@ def texts(target: Target) -> JointTexts:
     samples, prompts = [], {}
     for number in range(8):
         ids = rng.integers(target.vocab_size, size=PROMPT + 8 + number).tolist()
-        hidden_TH = target.hidden(torch.tensor([ids]), [len(ids)])[0]
+        hidden_TH = target.hidden([ids])[0]
         answer = ids[PROMPT - 1 :]
         key = f"text-{number}"
         samples.append(Sample(key, answer, hidden_TH[PROMPT - 1 :], [False, *[True] * (len(answer) - 1)]))
