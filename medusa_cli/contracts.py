@@ -25,6 +25,12 @@ class Draft:
     tree: TokenTree
     q_BNV: Tensor | None = None
 
+    def of_rows(self, members: Sequence[int]) -> "Draft":
+        """What is drafted for these rows."""
+        rows = list(members)
+        q_BNV = None if self.q_BNV is None else self.q_BNV[rows]
+        return Draft(self.tokens_BN[rows], self.tree.of_rows(rows), q_BNV)
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -63,12 +69,14 @@ class Context:
     root_B               the token already decided and not yet in the cache
     hidden_BH            the target's hidden state that decided the root
     accepted_hidden_BDH  hidden states along the path the last step kept; garbage at and past kept_B
+    speculate            which rows want guesses; None: all
     """
 
     tokens: Sequence[Sequence[int]]
     root_B: Tensor
     hidden_BH: Tensor
     accepted_hidden_BDH: Tensor | None = None
+    speculate: Sequence[bool] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from medusa_cli.bench.report import Setup
 from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.tokens import prompt_ids
-from medusa_cli.decode.loop import Generation, Parts, check_prompt, collect
+from medusa_cli.decode.engine import check_prompt
+from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.room import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter

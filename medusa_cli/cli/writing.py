@@ -74,7 +74,8 @@ class Answer:
 
 def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wish, console: Console) -> list[Answer]:
     """Decode every prompt, `batch_size` at once. Raises DataError for one that can't be asked, before any is."""
-    from medusa_cli.decode.loop import check_prompt, decode, generation_of
+    from medusa_cli.decode.engine import check_prompt
+    from medusa_cli.decode.loop import decode, generation_of
     from medusa_cli.decode.room import check_room
     from medusa_cli.decode.text import TextStream
 

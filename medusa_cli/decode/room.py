@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 
-from medusa_cli.decode.loop import columns_at_first
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import DataError
 from medusa_cli.target.cache import BLOCK
@@ -56,7 +55,8 @@ def needed_bytes(
     columns = -(-(text + num_nodes) // BLOCK) * BLOCK
     if target.graphed is not None:
         columns = max(columns, target.graphed.columns_for(text, num_nodes))
-    grows = target.graphed is not None or columns > columns_at_first(prompts[:max_rows], limits)
+    at_first = max((limits.columns_at_first(len(prompt)) for prompt in prompts[:max_rows]), default=0)
+    grows = target.graphed is not None or columns > at_first
     layers = target.num_layers + grows
     cache = max_rows * columns * target.cache_bytes_per_token * layers // target.num_layers
     memory, nodes = target.forward_memory, num_nodes + 1

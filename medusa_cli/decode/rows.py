@@ -11,14 +11,18 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from medusa_cli.acceptance.choosing import GREEDY, Choosing, rule_of, shaped_nodes
 from medusa_cli.acceptance.draws import Stream, uniform_of
-from medusa_cli.acceptance.shaping import Shaping
-from medusa_cli.contracts import Context, Draft, Seen, Step, Uniform, Verdict
+from medusa_cli.contracts import AcceptanceRule, Context, Draft, Seen, Step, Uniform, Verdict
 from medusa_cli.decode.finite import NotFinite
+from medusa_cli.errors import TargetError
 from medusa_cli.kernels.argmax import have_best
-from medusa_cli.target.cache import TreeCache
+from medusa_cli.target.cache import BLOCK, TreeCache
 
+AHEAD = 512  # tokens of a text that there is room for from the start: many texts end before their budget does
 LEND_FROM = 4  # tokens a shared beginning must have: copying less costs more than reading it
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
 
 Lendable = Callable[[int, int, int], int]
 """(a row's prompt tokens, its committed tokens, tokens of a prompt that joins) -> committed tokens that are the same"""
@@ -48,20 +52,31 @@ class Limits:
             return self.max_new_tokens
         return min(self.max_new_tokens, self.context_limit - prompt_tokens)
 
+    def columns_at_first(self, prompt_tokens: int) -> int:
+        """Columns that a text will need, or so many that growing by blocks from there on is a small matter."""
+        ahead = min(max(0, self.budget(prompt_tokens)), AHEAD)
+        return -(-(prompt_tokens + ahead) // BLOCK) * BLOCK
+
 
 @dataclass
 class Row:
     """One text: `tokens` is prompt and new ids, the root included; `kept` and `num_nodes` have an entry a step.
 
-    `stream` is where its random numbers come from.
+    choosing    the rule that decides its tokens, and what reworks logits before it
+    stream      where its random numbers come from
+    speculate   whether it wants guesses
+    error       why it could not be written to its end, where finish_reason is "error"
     """
 
     key: int
     tokens: list[int]
     prompt_tokens: int
     limits: Limits
+    choosing: Choosing = GREEDY
     stream: Stream = field(default_factory=Stream)
-    finish_reason: Literal["stop", "length"] | None = None
+    speculate: bool = True
+    finish_reason: FinishReason | None = None
+    error: TargetError | None = None
     kept: list[int] = field(default_factory=list)
     num_nodes: list[int] = field(default_factory=list)
 
@@ -97,9 +112,8 @@ class Row:
 class Rows:
     """The rows of one run and the state a step needs: their cache, roots and hidden states."""
 
-    def __init__(self, cache: TreeCache, shaping: Shaping | None = None) -> None:
+    def __init__(self, cache: TreeCache) -> None:
         self.cache = cache
-        self.shaping = shaping
         self.active: list[Row] = []
         self.root_B: Tensor | None = None
         self.hidden_BH: Tensor | None = None
@@ -110,7 +124,19 @@ class Rows:
         """What a drafter may see."""
         assert self.root_B is not None
         assert self.hidden_BH is not None
-        return Context([row.tokens for row in self.active], self.root_B, self.hidden_BH, self.accepted_hidden_BDH)
+        speculate = [row.speculate for row in self.active]
+        return Context(
+            [row.tokens for row in self.active],
+            self.root_B,
+            self.hidden_BH,
+            self.accepted_hidden_BDH,
+            None if all(speculate) else speculate,
+        )
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """What decides the active rows' tokens."""
+        return rule_of([row.choosing.rule for row in self.active])
 
     @property
     def uniform(self) -> Uniform:
@@ -120,8 +146,8 @@ class Rows:
         return uniform_of([row.stream for row in self.active], places, self.root_B.device)
 
     def shaped(self, logits_BNV: Tensor, draft: Draft) -> Tensor:
-        """The logits as generation settings ask; as they are where nothing is asked."""
-        return logits_BNV if self.shaping is None else self.shaping.nodes(logits_BNV, draft, self.active)
+        """The logits as each row's generation settings ask; as they are where nothing is asked."""
+        return shaped_nodes(logits_BNV, draft, [row.choosing.shaping for row in self.active], self.active)
 
     def lend_prefix(self, joining: Sequence[Row], lendable: Lendable) -> None:
         """Give the rows that join the longest beginning that an active row shares with all of them.
@@ -152,7 +178,7 @@ class Rows:
 
         Raises NotFinite, before any row has changed, when logits that decided one are not finite.
         """
-        roots, finite_B = torch.stack([root_B, self._judged(seen.logits_BNV)[:, 0]]).tolist()
+        roots, finite_B = torch.stack([root_B, _judged(seen.logits_BNV, rows)[:, 0]]).tolist()
         NotFinite.raise_for(rows, finite_B)
         for row, root in zip(rows, roots, strict=True):
             row.take([root])
@@ -163,12 +189,6 @@ class Rows:
         # Rows that join have no accepted path yet: drafters that use it are told to start anew.
         self.accepted_hidden_BDH = None
 
-    def _judged(self, logits_BNV: Tensor) -> Tensor:
-        """1 where logits as the target gave them can decide a token, else 0 [B, N]; 1 where settings mend them."""
-        if self.shaping is not None and self.shaping.mends:
-            return torch.ones(logits_BNV.shape[:-1], dtype=torch.long, device=logits_BNV.device)
-        return have_best(logits_BNV).long()
-
     def limit(self, verdict: Verdict, draft: Draft, seen: Seen) -> Verdict:
         """Cut each row's path at stops and budgets. The one place that does, and the one host read of a step.
 
@@ -178,7 +198,7 @@ class Rows:
         """
         nodes_BD = verdict.path_BD.clamp(min=0)  # past the end: the root, which is on every path
         tokens_BD = draft.tokens_BN.gather(1, nodes_BD)
-        finite_B = self._judged(seen.logits_BNV).gather(1, nodes_BD).amin(1)
+        finite_B = _judged(seen.logits_BNV, self.active).gather(1, nodes_BD).amin(1)
         packed = torch.cat(
             [finite_B[:, None], verdict.kept_B[:, None], verdict.next_B[:, None], verdict.path_BD, tokens_BD], dim=1
         ).tolist()
@@ -229,6 +249,15 @@ class Rows:
         if self.accepted_hidden_BDH is not None:
             self.accepted_hidden_BDH = self.accepted_hidden_BDH[index_B]
         return finished
+
+
+def _judged(logits_BNV: Tensor, rows: Sequence[Row]) -> Tensor:
+    """1 where logits as the target gave them can decide a token, else 0 [B, N]; 1 where a row's settings mend them."""
+    judged_BN = have_best(logits_BNV).long()
+    mended = [index for index, row in enumerate(rows) if row.choosing.mends]
+    if mended:
+        judged_BN[mended] = 1
+    return judged_BN
 
 
 def _same(one: Sequence[int], other: Sequence[int]) -> int:

@@ -17,7 +17,8 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.lossless import Lossless
 from medusa_cli.contracts import AcceptanceRule
 from medusa_cli.data.distill import Written
-from medusa_cli.decode.loop import Gain, Parts, decode
+from medusa_cli.decode.engine import Gain
+from medusa_cli.decode.loop import Parts, decode
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import MedusaError, TrainingError

@@ -73,6 +73,27 @@ class TokenTree:
             )
         return self._elsewhere[device]
 
+    def of_rows(self, rows: Sequence[int]) -> "TokenTree":
+        """The trees of these rows: itself where all rows share one."""
+        if len(self.parents_XN) == 1:
+            return self
+        members = list(rows)
+        part = TokenTree.__new__(TokenTree)
+        part.parents_XN, part.ranks_XN = self.parents_XN[members], self.ranks_XN[members]
+        part.real_XN = self.real_XN[members]
+        part._derive(self.ancestors_XNN[members])
+        return part
+
+    def only_in(self, speculate_B: Tensor) -> "TokenTree":
+        """A tree for each row: this one where speculate_B is True, elsewhere the root and padding."""
+        num_rows = len(speculate_B)
+        other = TokenTree.__new__(TokenTree)
+        other.parents_XN, other.ranks_XN = self.parents_XN.expand(num_rows, -1), self.ranks_XN.expand(num_rows, -1)
+        other.real_XN = self.real_XN & speculate_B[:, None]
+        other.real_XN[:, 0] = True
+        other._derive(self.ancestors_XNN.expand(num_rows, -1, -1))
+        return other
+
     def paths(self, row: int = 0) -> list[Path]:
         """The rank path from the root of every real node but the root, in node order."""
         parents, ranks = self.parents_XN[row].tolist(), self.ranks_XN[row].tolist()

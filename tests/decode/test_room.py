@@ -5,9 +5,9 @@ import torch
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.decode import room
-from medusa_cli.decode.loop import AHEAD, Parts, decode
+from medusa_cli.decode.loop import Parts, decode
 from medusa_cli.decode.room import check_room, free_bytes, needed_bytes
-from medusa_cli.decode.rows import Limits
+from medusa_cli.decode.rows import AHEAD, Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
 from medusa_cli.target import prefill

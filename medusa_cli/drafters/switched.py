@@ -1,0 +1,42 @@
+"""Speculation switched off for some rows: their trees are the root alone, the other rows keep theirs.
+
+Shape letters: B rows.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from medusa_cli.contracts import Context, Draft, Drafter
+from medusa_cli.trees.tree import TokenTree
+
+
+class SwitchedDrafter:
+    """A drafter whose guesses reach only the rows that want some (`Context.speculate`)."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+
+    @property
+    def name(self) -> str:
+        """The drafter's own."""
+        return self.inner.name
+
+    @property
+    def size(self) -> int:
+        """Nodes under the root, at most."""
+        return self.inner.size
+
+    def start(self, context: Context) -> None:
+        """Rows are other ones than before."""
+        self.inner.start(context)
+
+    def propose(self, context: Context) -> Draft:
+        """The drafter's trees, roots alone where no guesses are wanted; it isn't asked when nobody wants any."""
+        if context.speculate is None:
+            return self.inner.propose(context)
+        if not any(context.speculate):
+            return Draft(context.root_B[:, None], TokenTree.empty())
+        draft = self.inner.propose(context)
+        wanted_B = torch.tensor(context.speculate, device=draft.tree.parents_XN.device)
+        return replace(draft, tree=draft.tree.only_in(wanted_B))
