@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medusa_cli.acceptance.choosing import GREEDY, Choosing, rule_of, shaped_first
 from medusa_cli.acceptance.draws import Stream, uniform_of
-from medusa_cli.contracts import Drafter, Step
+from medusa_cli.contracts import Drafter, Seen, Step
 from medusa_cli.decode.debug import Watch
 from medusa_cli.decode.finite import NotFinite, error_of
 from medusa_cli.decode.rows import Limits, Row, Rows
@@ -22,7 +22,7 @@ from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.drafters.switched import SwitchedDrafter
 from medusa_cli.errors import DataError
 from medusa_cli.target.model import Target
-from medusa_cli.target.prefill import OnRead
+from medusa_cli.target.prefill import OnRead, pieces
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,9 @@ class Gain:
 class Stats:
     """Counts since the engine was made, and what it holds now.
 
-    rows, waiting   texts being written, texts that wait for a row
+    rows            texts being written
+    reading         texts whose prompts are being read
+    waiting         texts that wait for a row
     columns         cache columns that are committed, over all rows
     room            cache columns there is memory for, over all rows
     steps           forwards over trees
@@ -64,12 +66,26 @@ class Stats:
     """
 
     rows: int
+    reading: int
     waiting: int
     columns: int
     room: int
     steps: int
     drafted: int
     kept: int
+
+
+class Progress:
+    """Tells how far reading is, of the prompts that are read in turn."""
+
+    def __init__(self, on_read: OnRead | None, total: int) -> None:
+        self._on_read, self._total, self._read = on_read, total, 0
+
+    def add(self, tokens: int) -> None:
+        """So many more tokens are read."""
+        self._read += tokens
+        if self._on_read is not None:
+            self._on_read(self._read, self._total)
 
 
 class Engine:
@@ -90,6 +106,9 @@ class Engine:
         self._max_rows = max_rows
         self._watches = watches
         self._waiting: deque[Row] = deque()
+        self._reading: list[Row] = []  # their rows of the cache lie behind those of the active ones, in this order
+        self._has_read = False
+        self._progress = Progress(None, 0)
         self._rows: Rows | None = None
         self._next_key = 0
         self._steps = self._drafted = self._kept = 0
@@ -102,12 +121,12 @@ class Engine:
     @property
     def num_free(self) -> int:
         """Texts that would get a row at the next step."""
-        return self._max_rows - len(self.active) - len(self._waiting)
+        return self._max_rows - len(self.active) - len(self._reading) - len(self._waiting)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to write."""
-        return not self.active and not self._waiting
+        return not self.active and not self._reading and not self._waiting
 
     def add(self, request: Request) -> int:
         """Ask for a text; the key that its gains carry. Raises as `check_prompt`, before anything is computed."""
@@ -122,29 +141,35 @@ class Engine:
     def cancel(self, key: int) -> None:
         """Want a text no more: its row is free before the next step. A key that is not known changes nothing."""
         self._waiting = deque(row for row in self._waiting if row.key != key)
-        for row in self.active:
+        for row in (*self.active, *self._reading):
             if row.key == key:
                 row.finish_reason = "cancelled"
+                if row in self._reading:
+                    self._stop_reading(row)
                 self._retire()
-                return
 
     def step(self) -> list[Gain]:
-        """Read the prompts that found a row, or take one step with the texts being written: what each gained.
+        """Read a piece of the prompts that found a row, or take one step with the texts being written.
 
-        A text whose row says `finish_reason` gains nothing more; its row is free already. One whose logits are not
-        finite ends with `error`; the others go on.
+        Both in turn, where there is both to do: a long prompt holds nobody up. Returns what each text gained. A text
+        whose row says `finish_reason` gains nothing more; its row is free already. One whose logits are not finite
+        ends with `error`; the others go on.
         """
         free = self._max_rows - len(self.active)
-        joining = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
-        if joining:
-            return self._join(joining)
-        return self._advance() if self.active else []
+        if not self._reading and free and self._waiting:
+            self._begin([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))])
+        reads = bool(self._reading) and not (self._has_read and self.active)
+        self._has_read = reads
+        gains = self._read() if reads else self._advance() if self.active else []
+        self._retire()
+        return gains
 
     def stats(self) -> Stats:
         """What it has done, and holds."""
         cache = self._rows.cache if self._rows is not None else None
         return Stats(
             rows=len(self.active),
+            reading=len(self._reading),
             waiting=len(self._waiting),
             columns=sum(cache.lengths) if cache else 0,
             room=cache.num_rows * cache.layers[0].capacity if cache else 0,
@@ -153,40 +178,71 @@ class Engine:
             kept=self._kept,
         )
 
-    def _join(self, joining: Sequence[Row]) -> list[Gain]:
-        """Read the prompts that found a row. Alone where together their numbers are not finite: padding may be why."""
+    def _begin(self, joining: Sequence[Row]) -> None:
+        """Give waiting texts rows behind the active ones; nothing is read yet."""
         rows = self._rows_for(joining)
-        place = len(rows.active)
-        try:
-            gains = self._read(rows, joining)
-        except NotFinite:
-            for row in range(place, place + len(joining)):
-                rows.cache.drop(row)
-            rows.cache.wipe()
-            gains = [gain for row in joining for gain in self._read_alone(rows, row)]
-        self._retire()
-        return gains
+        rows.lend_prefix(joining, self._target.tables.lendable)
+        self._reading = list(joining)
+        self._progress = Progress(self._on_read, sum(len(row.tokens) - held for row, held in self._held()))
 
-    def _read_alone(self, rows: Rows, row: Row) -> list[Gain]:
+    def _read(self) -> list[Gain]:
+        """Read one piece of the prompts that are being read; the first tokens of those that are read whole."""
+        rows = self._rows
+        assert rows is not None
+        prompts, held = [row.tokens for row in self._reading], [held for _, held in self._held()]
+        piece = next(pieces(prompts, held, self._target.forward_memory))
+        seen = self._target.read_piece(piece, rows.cache, len(rows.active))
+        self._progress.add(piece.num_tokens)
+        if not piece.is_last:
+            return []
+        whole = self._reading[: len(piece.ids)]
         try:
-            return self._read(rows, [row])
-        except NotFinite as found:
-            rows.cache.drop(len(rows.active))
-            rows.cache.wipe()
-            return [self._failed(row, found)]
+            return self._admit(whole, seen)
+        except NotFinite:
+            return self._read_alone(whole)
 
     @torch.inference_mode()
-    def _read(self, rows: Rows, joining: Sequence[Row]) -> list[Gain]:
-        """Read prompts together and decide each row's first token. Raises NotFinite; then no row has joined."""
-        rows.lend_prefix(joining, self._target.tables.lendable)
-        prompts = [row.tokens for row in joining]
-        seen = self._target.prefill(prompts, rows.cache, first_row=len(rows.active), on_read=self._on_read)
-        logits_BV = shaped_first(seen.logits_BNV[:, 0], [row.choosing.shaping for row in joining], joining)
-        uniform = uniform_of([row.stream for row in joining], [0] * len(joining), logits_BV.device)
-        rule = rule_of([row.choosing.rule for row in joining])
-        rows.admit(joining, seen, rule.first(logits_BV, uniform))
+    def _admit(self, whole: Sequence[Row], seen: Seen) -> list[Gain]:
+        """Decide the first token of prompts that are read. Raises NotFinite; then no row has joined."""
+        rows = self._rows
+        assert rows is not None
+        logits_BV = shaped_first(seen.logits_BNV[:, 0], [row.choosing.shaping for row in whole], whole)
+        uniform = uniform_of([row.stream for row in whole], [0] * len(whole), logits_BV.device)
+        rows.admit(whole, seen, rule_of([row.choosing.rule for row in whole]).first(logits_BV, uniform))
+        del self._reading[: len(whole)]
         self._drafter.start(rows.context)
-        return [Gain(row, row.new_tokens, seen.hidden_BNH[index]) for index, row in enumerate(joining)]
+        return [Gain(row, row.new_tokens, seen.hidden_BNH[index]) for index, row in enumerate(whole)]
+
+    def _read_alone(self, whole: Sequence[Row]) -> list[Gain]:
+        """Read prompts again, each by itself: where numbers are not finite, the padding beside others may be why."""
+        rows = self._rows
+        assert rows is not None
+        first = len(rows.active)
+        for place in range(first, first + len(whole)):
+            rows.cache.drop(place)
+        rows.cache.wipe()
+        gains = []
+        for row in whole:
+            try:
+                gains += self._admit([row], self._target.prefill([row.tokens], rows.cache, len(rows.active)))
+            except NotFinite as found:
+                gains.append(self._failed(row, found))
+                self._stop_reading(row)
+                rows.cache.wipe()
+        return gains
+
+    def _held(self) -> list[tuple[Row, int]]:
+        """The rows that are being read, with the tokens that each holds."""
+        assert self._rows is not None
+        first = len(self._rows.active)
+        return list(zip(self._reading, self._rows.cache.lengths[first : first + len(self._reading)], strict=True))
+
+    def _stop_reading(self, row: Row) -> None:
+        """Give up the row of a text that is not read yet; those behind it move up."""
+        assert self._rows is not None
+        place = len(self._rows.active) + self._reading.index(row)
+        self._reading.remove(row)
+        self._rows.cache.close_gap(place, 1, len(self._rows.active) + len(self._reading))
 
     def _advance(self) -> list[Gain]:
         """One step of all texts being written."""
@@ -209,7 +265,6 @@ class Engine:
                 Gain(row, tokens, hidden_DH[: len(tokens)])
                 for row, tokens, hidden_DH in zip(before, step.tokens, step.hidden_BDH, strict=True)
             ]
-        self._retire()
         return gains
 
     def _step(self, rows: Rows) -> Step:
@@ -238,8 +293,12 @@ class Engine:
 
     def _retire(self) -> None:
         """Take finished rows out, and tell the drafter when the rows it knew are no longer the same."""
-        assert self._rows is not None
-        if self._rows.retire() and self._rows.active:
+        if self._rows is None:
+            return
+        finished = self._rows.retire()
+        if finished:
+            self._rows.cache.close_gap(len(self.active), len(finished), len(self.active) + len(self._reading))
+        if finished and self.active:
             self._drafter.start(self._rows.context)
 
 

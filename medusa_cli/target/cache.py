@@ -225,6 +225,13 @@ class TreeCache(Cache):
                 store[destinations, :, :length] = store[source, :, :length]
         self.lengths[destinations] = [length] * (destinations.stop - destinations.start)
 
+    def close_gap(self, place: int, count: int, num_rows: int) -> None:
+        """Move the rows behind `count` rows that are free, from `place` on, up into them; `num_rows` stay in all."""
+        for row in range(place, num_rows):
+            self.copy_row(row + count, row)
+        for row in range(num_rows, num_rows + count):
+            self.drop(row)
+
     def drop(self, row: int) -> None:
         """Forget a row."""
         self.lengths[row] = 0

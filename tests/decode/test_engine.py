@@ -19,6 +19,7 @@ from medusa_cli.decode.engine import Engine, Request
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
+from medusa_cli.target import prefill
 from tests.decode.tiny_llama import TARGET, TEXTS, oracle
 from tests.fakes import SHAPES, OracleDrafter, RandomDrafter
 from tests.tiny_models import NUM_NEW, VOCAB, prompt_of, target_of, tiny_model
@@ -189,9 +190,47 @@ def test_stats_count_what_was_guessed_and_kept() -> None:
     assert after.drafted >= after.kept
 
 
-def test_arrivals_cancels_and_ends_change_no_other_text() -> None:
-    ends, cancels = arrivals(1_500)
-    assert min(ends, cancels) > 60
+@pytest.fixture
+def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tokens of a prompt at once."""
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 4)
+
+
+@pytest.mark.usefixtures("short_pieces")
+def test_others_go_on_while_a_long_prompt_is_read() -> None:
+    engine = Engine(TARGET(), NoDrafter(), max_rows=2)
+    first = engine.add(Request(TEXTS().prompts[0][:3], Limits(NUM_NEW)))
+    engine.step()
+    engine.add(Request(prompt_of(17, 3), Limits(2)))
+    gained = [[gain.row.key for gain in engine.step()] for _ in range(10)]
+    assert gained == [[first], []] * 4 + [[first], [first + 1]], "five pieces, a step before each"
+    assert engine.stats().reading == 0
+
+
+@pytest.mark.usefixtures("short_pieces")
+def test_a_text_that_is_cancelled_while_it_is_read_leaves_its_row_and_no_trace() -> None:
+    engine = Engine(TARGET(), tree_of_each(), max_rows=4)
+    keys = {engine.add(request(number)): number for number in (1, 7, 8)}
+    gone = engine.add(Request(prompt_of(17, 1), Limits(5)))
+    behind = engine.add(Request(prompt_of(11, 2), Limits(4)))
+    written: dict[int, list[int]] = {}
+    while not engine.idle:
+        if engine.stats().reading and any(row.key == gone for row in engine._reading):
+            engine.cancel(gone)
+        for gain in engine.step():
+            written.setdefault(gain.row.key, []).extend(gain.tokens)
+    assert gone not in written
+    assert {key: written[key] for key in keys} == {key: alone(number) for key, number in keys.items()}
+    single = Engine(TARGET(), NoDrafter())
+    single.add(Request(prompt_of(11, 2), Limits(4)))
+    assert written[behind] == run(single)[0]
+
+
+@pytest.mark.parametrize("chunk", [4, 2048])
+def test_arrivals_cancels_and_ends_change_no_other_text(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK", chunk)
+    ends, cancels = arrivals(700)
+    assert min(ends, cancels) > 30
 
 
 def arrivals(num_events: int) -> tuple[int, int]:
@@ -207,8 +246,8 @@ def arrivals(num_events: int) -> tuple[int, int]:
         if rng.random() < 0.8 and engine.num_free > -8:
             number = rng.choice(exact)
             wishes[engine.add(request(number))] = number
-        if rng.random() < 0.1 and engine.active:
-            key = rng.choice(engine.active).key
+        if rng.random() < 0.1 and (engine.active or engine._reading):
+            key = rng.choice([*engine.active, *engine._reading]).key
             engine.cancel(key)
             cancelled.add(key)
         for gain in engine.step():

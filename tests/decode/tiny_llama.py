@@ -12,6 +12,7 @@ from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.target.cache import TreeCache
 from medusa_cli.target.model import Target
+from medusa_cli.target.prefill import Piece
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import KnowingDrafter, OracleDrafter
 from tests.tiny_models import known, target_of, tiny_model
@@ -37,11 +38,11 @@ class Counter:
         self.prefilled: list[int] = []
         self.num_verified = 0
         self.lengths: list[list[int]] = []
-        prefill, verify, keep = target.prefill, target.verify, TreeCache.keep
+        read_piece, verify, keep = target.read_piece, target.verify, TreeCache.keep
 
-        def counted_prefill(prompts: Sequence[Sequence[int]], *more: Any, **named: Any) -> Seen:
-            self.prefilled.append(len(prompts))
-            return prefill(prompts, *more, **named)
+        def counted_piece(piece: Piece, *more: Any) -> Seen:
+            self.prefilled.append(len(piece.ids))
+            return read_piece(piece, *more)
 
         def counted_verify(draft: Draft, cache: TreeCache) -> Seen:
             self.num_verified += 1
@@ -54,7 +55,7 @@ class Counter:
             keep(cache, verdict)
             self.lengths.append(list(cache.lengths))
 
-        monkeypatch.setattr(target, "prefill", counted_prefill)
+        monkeypatch.setattr(target, "read_piece", counted_piece)
         monkeypatch.setattr(target, "verify", counted_verify)
         monkeypatch.setattr(TreeCache, "keep", watched_keep)
 

@@ -33,18 +33,18 @@ class Steps:
     def __init__(self, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rows: list[int] = []
         self.prefills: list[int] = []
-        verify, prefill = target.verify, target.prefill
+        verify, read_piece = target.verify, target.read_piece
 
         def counted_verify(draft, cache):
             self.rows.append(len(draft.tokens_BN))
             return verify(draft, cache)
 
-        def counted_prefill(prompts, cache, first_row=0, on_read=None):
-            self.prefills.append(len(prompts))
-            return prefill(prompts, cache, first_row)
+        def counted_piece(piece, cache, first_row=0):
+            self.prefills.append(len(piece.ids))
+            return read_piece(piece, cache, first_row)
 
         monkeypatch.setattr(target, "verify", counted_verify)
-        monkeypatch.setattr(target, "prefill", counted_prefill)
+        monkeypatch.setattr(target, "read_piece", counted_piece)
 
 
 def prompts_of(count: int) -> list[list[int]]:
