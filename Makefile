@@ -28,7 +28,7 @@ export HF_HUB_OFFLINE ?= 1
 .PHONY: help setup demo test test-8-bits lint type bench bench-gpu bench-writing bench-training bench-busy exactness fuzz mutations soak docs clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { gsub(/\$$\(VENV\)/, "$(VENV)"); printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## install medusa, its tools and the embedded model into $(VENV)
 

@@ -50,7 +50,7 @@ def test_the_report_says_what_the_model_is_and_needs(folder: Path, capsys: pytes
     assert f"torch {torch.__version__}" in said["versions"]
     assert said["model"] == f"{folder} (llama), 21.7 k parameters"
     assert said["device"].startswith("cpu (")
-    assert said["device"].endswith(", 1 threads")
+    assert said["device"].endswith(", 1 thread")
     assert said["dtype"] == "float32: as asked for"
     assert said["forward"] == "attention medusa_grouped, runner eager"
     assert said["layers"] == "2 full attention"

@@ -207,7 +207,8 @@ def _lines(document: dict[str, Any]) -> dict[str, str]:
     named = f"{document['model']}{adapter} ({document['architecture']})"
     return {
         "model": f"{named}, {_metric(document['parameters'])} parameters",
-        "device": f"{document['device']} ({document['device_name']}), {document['threads']} threads",
+        "device": f"{document['device']} ({document['device_name']}), {document['threads']} "
+        + ("thread" if document["threads"] == 1 else "threads"),
         "dtype": f"{document['dtype']}: {document['dtype_reason']}",
         "threads wait": document["threads_wait"],
         "forward": f"attention {document['attention']}, runner {document['runner']}",
