@@ -106,7 +106,10 @@ def _refuse_sizes(config: Any, name: str) -> None:
     """Refuse sizes that are none: the library takes them, and fails with them, or builds layers without end."""
     text = config.get_text_config()
     for size, most in _MOST.items():
-        value = getattr(text, size, None)
+        try:
+            value = getattr(text, size, None)
+        except RuntimeError:  # layers of several sizes: the library won't say one for all
+            continue
         if value is not None and not (type(value) is int and 1 <= value <= most):
             raise TargetError(
                 f"{name} ({config.model_type}): {size} is {value!r:.40}, which is no size", "mend its config.json"

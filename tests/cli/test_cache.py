@@ -18,8 +18,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MEDUSA_HOME", str(folder))
     files = {
         f"models/tiny-{HASH[:12]}/model.safetensors": 2000, f"models/tiny-{HASH[:12]}.lock": 0,
-        "models/my-own-model/model.safetensors": 50, "models/notes.txt": 5, f"checks/{HASH}.json": 30,
-        f"kernels/blocks-{HASH[:16]}.so": 400, "photos/a.jpg": 9,
+        "models/my-own-model/model.safetensors": 50, "models/notes.txt": 5, f"remembered/checks/{HASH}.json": 30,
+        f"code/kernels/blocks-{HASH[:16]}/blocks.so": 400, "photos/a.jpg": 9,
     }  # fmt: skip
     for name, size in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def test_clearing_leaves_what_is_not_ours(home: Path, medusa: Medusa) -> None:
 def test_one_kind_is_cleared_by_its_name(home: Path, medusa: Medusa) -> None:
     before = files_of(home)
     assert medusa("cache", "clear", "checks", "--json").document["bytes"] == 30
-    assert files_of(home) == before - {f"checks/{HASH}.json"}
+    assert files_of(home) == before - {f"remembered/checks/{HASH}.json"}
     refused = medusa("cache", "clear", "photos")
     assert refused.code == 2
     assert "nothing is kept under the name photos; there are models" in refused.err
@@ -60,7 +60,8 @@ def test_one_kind_is_cleared_by_its_name(home: Path, medusa: Medusa) -> None:
 def test_what_a_link_leads_to_stays(home: Path, medusa: Medusa, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / f"{HASH}.json").write_text("{}")
-    (home / "costs").symlink_to(tmp_path / "elsewhere")
+    (home / "remembered").mkdir(exist_ok=True)
+    (home / "remembered" / "costs").symlink_to(tmp_path / "elsewhere")
     (home / "models" / f"linked-{HASH[:12]}").symlink_to(tmp_path / "elsewhere")
     medusa("cache", "clear")
     assert (tmp_path / "elsewhere" / f"{HASH}.json").exists()
@@ -69,7 +70,10 @@ def test_what_a_link_leads_to_stays(home: Path, medusa: Medusa, tmp_path: Path) 
 
 def test_every_folder_of_the_home_is_told_about() -> None:
     source = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "medusa_cli").rglob("*.py"))
-    assert set(re.findall(r'cache_home\(\) / "([\w-]+)"', source)) == set(KEPT)
+    made = set(re.findall(r'(?:cache|code)_home\(\) / "([\w-]+)"', source))
+    facts = set(re.findall(r"^(?:KIND|KIND, CHOICES) = (.+)$", source, re.MULTILINE))
+    kinds = set(re.findall(r'"(\w+)"', " ".join(facts))) | set(re.findall(r'remembered\.remember\("(\w+)"', source))
+    assert (made - {"code", "remembered"}) | kinds == set(KEPT)
 
 
 def test_the_names_of_models_say_which_have_heads(medusa: Medusa) -> None:

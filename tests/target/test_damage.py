@@ -50,6 +50,9 @@ def program() -> Path:
 def home(tmp_path: Path) -> Path:
     """A home with whole kernels and one whole program in it."""
     folder = program()
+    for kept in (native.library, blocks.functions, attend.function, graph.load):
+        kept.cache_clear()  # they may have been loaded from another home
+    blocks.functions(), attend.function(), graph.load()
     shutil.copytree(cache_home() / "code" / "kernels", tmp_path / "home" / "code" / "kernels")
     shutil.copytree(folder, tmp_path / "home" / "code" / "forwards" / folder.name)
     return tmp_path / "home"

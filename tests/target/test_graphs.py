@@ -13,7 +13,6 @@ import torch
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.assemble import lay_out_heads
 from medusa_cli.contracts import Draft, Seen
-from medusa_cli.decode import loop
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.room import needed_bytes
 from medusa_cli.decode.rows import Limits
@@ -82,7 +81,7 @@ def test_one_recording_serves_texts_of_many_lengths_and_every_later_text() -> No
 
 
 def test_keys_that_had_to_move_are_recorded_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "AHEAD", 0)  # as for a text that outgrows what it was given
+    monkeypatch.setattr("medusa_cli.decode.rows.AHEAD", 0)  # as for a text that outgrows what it was given
     model = tiny_model("llama", max_position_embeddings=1024)
     prompt = prompt_of(240)
     target = target_of(model, "sdpa")
