@@ -5,31 +5,52 @@ host gave to others (steal). Where neither is told, the load average has to do.
 """
 
 import os
+import statistics
 import sys
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 DISTURBED = 0.1  # seconds of waiting a second, all threads together: a quiet machine shows a hundredth
-SPINS = "1000"
-"""Turns that an OpenMP thread waits awake for the next piece of work before it sleeps: some 30 microseconds.
+SPINS = "100"
+"""Turns that an OpenMP thread waits awake for the next piece of work before it sleeps: a few microseconds.
 
-GNU OpenMP's own 300,000 are milliseconds, which a thread spends while the one it waits for has no core.
+GNU OpenMP's own 300,000 are milliseconds, which a thread spends while the one it waits for has no core. On a machine at
+rest that is right: to wake a thread that sleeps takes longer than most pauses of a step.
 """
+LOOKS, BETWEEN_S = 5, 0.004  # times that running processes are counted at the start, and seconds in between
 _HOW_TO_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _THREADS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
 _STEAL = 8  # the column of /proc/stat, the name counted
 
 
-def spin_briefly(environment: MutableMapping[str, str]) -> None:
-    """Have OpenMP's threads sleep soon when there is nothing to do, unless the user says how they wait.
+def spin_briefly(environment: MutableMapping[str, str], running: Callable[[], int | None] | None = None) -> None:
+    """Where others have the cores now, have OpenMP's threads sleep soon when there is nothing to do.
 
-    Read when torch is imported, here and in processes started from here: afterwards it is too late, and nothing is set.
+    The user's own word wins. Read when torch is imported, here and in processes started from here: afterwards it is too
+    late, and nothing is set.
+
+    running   how many processes run or want to, this one included; None where nobody tells
     """
     if "torch" not in sys.modules and not any(name in environment for name in _HOW_TO_WAIT):
-        environment["GOMP_SPINCOUNT"] = SPINS
+        counts = [_look(running or _running) for _ in range(LOOKS)]
+        if statistics.median(counts) > cores():
+            environment["GOMP_SPINCOUNT"] = SPINS
+
+
+def _look(running: Callable[[], int | None]) -> int:
+    time.sleep(BETWEEN_S)
+    return running() or 0
+
+
+def _running() -> int | None:
+    """Threads of all processes that run or want to now, this one's included."""
+    try:
+        return int(Path("/proc/loadavg").read_text(encoding="ascii").split()[3].partition("/")[0])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def how_threads_wait(environment: Mapping[str, str]) -> str:

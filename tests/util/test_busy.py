@@ -70,7 +70,7 @@ def test_threads_are_told_to_wait_briefly_unless_the_user_says_how(
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     environment = dict(own)
-    spin_briefly(environment)
+    spin_briefly(environment, lambda: busy.cores() + 1)
     assert environment == (own or {"GOMP_SPINCOUNT": busy.SPINS})
     assert how_threads_wait(environment) == ", ".join(f"{name}={value}" for name, value in environment.items())
 
@@ -78,8 +78,16 @@ def test_threads_are_told_to_wait_briefly_unless_the_user_says_how(
 def test_once_torch_is_there_nothing_is_set_that_would_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", sys)
     environment: dict[str, str] = {}
-    spin_briefly(environment)
+    spin_briefly(environment, lambda: busy.cores() + 1)
     assert environment == {}
+
+
+def test_at_rest_threads_wait_as_openmp_has_them_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    for running in (1, busy.cores(), None):
+        environment: dict[str, str] = {}
+        spin_briefly(environment, lambda running=running: running)
+        assert environment == {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP")
@@ -88,6 +96,8 @@ def test_the_program_s_openmp_reads_what_it_is_told_and_so_do_processes_it_start
     program = (
         "import multiprocessing, sys\n"
         "from medusa_cli.cli.app import main\n"
+        "from medusa_cli.util import busy\n"
+        "busy._running = lambda: 99\n"
         "if __name__ == '__main__':\n"
         "    main(['--version'])\n"
         "    import torch\n"
