@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import huggingface_hub.constants  # noqa: F401 - the tests reach it by its name
 import pytest
 
 from medusa_cli.util.hub import settle_reach
