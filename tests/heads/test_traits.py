@@ -101,10 +101,11 @@ def test_ids_that_mean_other_words_are_refused(words: dict[str, int]) -> None:
     assert "the tokenizer that came with tiny" in refused.value.hint
 
 
-def test_a_target_without_a_tokenizer_is_asked_for_none() -> None:
+def test_a_target_without_a_tokenizer_is_asked_for_none(caplog: pytest.LogCaptureFixture) -> None:
     config = some_heads().config.model_copy(update={"traits": traits_of(target_with(tokenizer_of()))})
     check_belongs(config, FakeTarget())
     check_belongs(config.model_copy(update={"traits": Traits()}), FakeTarget(tokenizer=tokenizer_of()))
+    assert not any("token" in message or "template" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(("ids", "runs"), [([], []), ([3], [(3, 4)]), ([5, 3, 4, 9, 0], [(0, 1), (3, 6), (9, 10)])])

@@ -38,7 +38,8 @@ def test_factors_of_rotary_frequencies_are_refused_by_name(name: str, tmp_path: 
 
 
 def test_factors_that_change_nothing_are_none(tmp_path: Path) -> None:
-    find_source(str(save_gguf(tmp_path / "tiny.gguf", tensors={"rope_freqs.weight": np.ones(4, np.float32)})))
+    file = save_gguf(tmp_path / "tiny.gguf", tensors={"rope_freqs.weight": np.ones(4, np.float32)})
+    assert find_source(str(file)).gguf == file
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,8 @@ def test_scaled_positions_are_refused_with_what_the_file_says(said: dict[str, An
     ],
 )
 def test_positions_scaled_by_one_are_plain(said: dict[str, Any], tmp_path: Path) -> None:
-    find_source(str(save_gguf(tmp_path / "tiny.gguf", said)))
+    file = save_gguf(tmp_path / "tiny.gguf", said)
+    assert find_source(str(file)).gguf == file
 
 
 def test_one_part_of_several_is_named_with_the_way_to_merge(tmp_path: Path) -> None:
