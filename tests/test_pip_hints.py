@@ -77,6 +77,7 @@ def test_a_hint_names_the_pip_of_this_interpreter_unless_it_is_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     assert with_this_pip("pip install x") == f"{sys.executable} -m pip install x"
     assert with_this_pip("train some heads") == "train some heads"
     monkeypatch.chdir(Path(sys.executable).parents[1])
