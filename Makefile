@@ -59,7 +59,7 @@ test: setup ## run the tests: CPU, no network
 # transformers imports torchao wherever it is installed, a second at every start: so it lies beside the environment
 test-8-bits: setup ## run the tests of targets held in few bits with torchao at hand
 	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/beside --upgrade -c constraints.txt torchao
-	PYTHONPATH=$(VENV)/beside $(BIN)/python -m pytest $(PYTEST_ARGS) tests/target/test_placing.py
+	PYTHONPATH=$(VENV)/beside $(BIN)/python -m pytest $(PYTEST_ARGS) tests/model/loading/test_placement.py
 
 lint: setup ## ruff: rules and format
 	$(BIN)/ruff check .
@@ -74,17 +74,17 @@ bench: setup ## measure, then write the table of docs/benchmarks.md; PROMPTS=fil
 	@echo '== the heads alone in their tree'
 	$(MEDUSA) bench --runner $(RUNNER) --drafter medusa --speculate on --compare greedy $(if $(PROMPTS),--prompts $(PROMPTS)) -o $(BENCH)/heads-$(RUNNER)
 	@echo '== the table'
-	$(BIN)/python -m medusa_cli.bench.page $(BENCH)/*/bench.json
+	$(BIN)/python -m tests.tools.docs_page $(BENCH)/*/bench.json
 
 bench-gpu: setup ## on a GPU: a 7B llama shape of random weights, by nodes and context, into docs/benchmarks.md
-	$(BIN)/python -m medusa_cli.bench.shape --output-json runs/bench-gpu.json
-	$(BIN)/python -m medusa_cli.bench.page runs/bench-gpu.json
+	$(BIN)/python -m tests.benchmarks.step_speed --output-json runs/bench-gpu.json
+	$(BIN)/python -m tests.tools.docs_page runs/bench-gpu.json
 
 bench-writing: setup ## the data stage's writer against transformers' batched generate
-	$(BIN)/python -m medusa_cli.produce.versus
+	$(BIN)/python -m tests.benchmarks.writing_speed
 
 bench-training: setup ## learning from kept hidden states against re-running the target at every step
-	$(BIN)/python -m medusa_cli.produce.rerun
+	$(BIN)/python -m tests.benchmarks.training_speed
 
 bench-busy: setup ## this checkout against another at rest and beside two busy neighbours; BEFORE=../checkout ROUNDS=5
 	$(BIN)/python -m tests.busy_table --side before=$(BEFORE) --side now=. --rounds $(ROUNDS) --gate
@@ -108,9 +108,9 @@ soak: setup ## kill training runs over and over and compare what they leave; SOA
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 docs: setup ## write docs/cli.md from --help, and docs/map.md from the files' first lines
-	$(BIN)/python -m medusa_cli.cli.reference > docs/cli.md.new
+	$(BIN)/python -m tests.tools.docs_text > docs/cli.md.new
 	mv docs/cli.md.new docs/cli.md
-	$(BIN)/python -m medusa_cli.cli.reference map > docs/map.md.new
+	$(BIN)/python -m tests.tools.docs_text map > docs/map.md.new
 	mv docs/map.md.new docs/map.md
 
 clean: ## remove caches and build outputs; $(VENV) and runs/ stay

@@ -6,31 +6,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.acceptance.logits_processors import SAMPLING, Shaping, asked_of, in_force, shaping_of
 from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.acceptance.shaping import SAMPLING, Shaping, asked_of, in_force, shaping_of
 from medusa_cli.acceptance.typed_settings import check_types, try_out
 from medusa_cli.acceptance.typical import Typical
+from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import AcceptanceRule, Drafter
+from medusa_cli.drafters.adaptive import WatchedDrafter
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
-from medusa_cli.drafters.gathered import Budget, GatheredDrafter, HeadGuesses, Source
 from medusa_cli.drafters.hydra import DynamicHydraDrafter, HydraDrafter, HydraGuesses
 from medusa_cli.drafters.medusa import MedusaDrafter
+from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadGuesses, Source
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.drafters.pace import Pace
-from medusa_cli.drafters.watched import WatchedDrafter
+from medusa_cli.drafters.step_costs import Pace
 from medusa_cli.errors import FormatError, RecipeError
 from medusa_cli.formats.native import read_config, read_heads
 from medusa_cli.formats.places import find_heads
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.target.adapter import FOLDER as ADAPTER
-from medusa_cli.target.adapter import StoredAdapter, stored_adapter
-from medusa_cli.target.costs import correct, key_of
-from medusa_cli.target.load import load_target
-from medusa_cli.target.model import Target
-from medusa_cli.target.runner import PLAIN
-from medusa_cli.target.step_cost import step_costs
+from medusa_cli.model.adapter import FOLDER as ADAPTER
+from medusa_cli.model.adapter import StoredAdapter, stored_adapter
+from medusa_cli.model.costs.by_nodes import step_costs
+from medusa_cli.model.costs.kept import correct, key_of
+from medusa_cli.model.loading.load import load_target
+from medusa_cli.model.runners.kinds import PLAIN
+from medusa_cli.model.target import Target
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import parse_tree, read_measured, read_shape

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import settings
 
-from medusa_cli.home import say_once
+from medusa_cli.util.paths import say_once
 
 # before torch and transformers are imported, which read these once
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled", TOKENIZERS_PARALLELISM="false")

@@ -21,7 +21,7 @@ from medusa_cli.contracts import AcceptanceRule
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import TargetError
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 from tests.fakes import DRAFTERS, SHAPES
 from tests.tiny_models import ARCHITECTURES, NUM_NEW, SAMPLED, SEED, Known, known, sampled, target_of, tiny_model
 

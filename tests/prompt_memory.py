@@ -74,12 +74,12 @@ def _child(model: str, reading: Reading) -> None:
 
     from medusa_cli.acceptance.greedy import Greedy
     from medusa_cli.assemble import load_target
+    from medusa_cli.config.recipe import TargetSettings
     from medusa_cli.decode.loop import Parts, collect
-    from medusa_cli.decode.room import needed_bytes
+    from medusa_cli.decode.memory import needed_bytes
     from medusa_cli.decode.rows import Limits
     from medusa_cli.drafters.none import NoDrafter
-    from medusa_cli.recipe import TargetSettings
-    from medusa_cli.target.runner import give_back_freed_memory
+    from medusa_cli.model.runners.kinds import give_back_freed_memory
 
     settings = {"runner": reading.runner, "attention": reading.attention, "dtype": "float32", "device": "cpu"}
     target = load_target(TargetSettings.model_validate({"model": model, **settings}))

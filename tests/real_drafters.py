@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from medusa_cli.contracts import Context, Drafter
-from medusa_cli.drafters.gathered import Budget, GatheredDrafter, HeadGuesses
+from medusa_cli.drafters.adaptive import WatchedDrafter
 from medusa_cli.drafters.hydra import HydraGuesses
+from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadGuesses
 from medusa_cli.drafters.ngram import Ngrams
-from medusa_cli.drafters.pace import Pace
+from medusa_cli.drafters.step_costs import Pace
 from medusa_cli.drafters.trie import ROOT, Trie
-from medusa_cli.drafters.watched import WatchedDrafter
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 from tests.drafters.test_dynamic_drafter import random_heads
 from tests.drafters.test_hydra import hydra_heads
 from tests.fakes import SHAPES, WIDE_PATHS, RandomDrafter, following

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from medusa_cli.contracts import Seen
-from medusa_cli.target.graphs import Recorded
+from medusa_cli.model.runners.cuda_graphs import Recorded
 
 ASKS_THE_HOST = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero", "aten::equal"}
 

@@ -222,9 +222,9 @@ def soak(kinds: Sequence[Kind], kills: int, seed: int, say: Callable[[str], None
 
 def _measure_quickly() -> None:
     """What a step costs is measured once: costs differ from run to run and are not compared."""
-    from medusa_cli.produce import fit
+    from medusa_cli.pipeline import tree_fit
 
-    fit.COST_REPEATS = fit.DRAFT_REPEATS = 1
+    tree_fit.COST_REPEATS = tree_fit.DRAFT_REPEATS = 1
 
 
 def _report(tally: Tally, seconds: float) -> str:

@@ -11,9 +11,9 @@ import pytest
 from medusa_cli import __version__
 from medusa_cli.cli import options
 from medusa_cli.cli.app import COMMANDS, main
-from medusa_cli.cli.reference import cli_reference, package_map
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.recipe_text import load_recipe
+from medusa_cli.config.loading import load_recipe
+from medusa_cli.config.recipe import TargetSettings
+from tests.tools.docs_text import cli_reference, package_map
 
 ROOT = Path(__file__).parents[1]
 

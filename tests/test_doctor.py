@@ -9,12 +9,12 @@ import torch
 
 from medusa_cli.cli import doctor
 from medusa_cli.cli.app import main
-from medusa_cli.home import say_once
 from medusa_cli.kernels import attend, blocks, native
-from medusa_cli.target import attach
-from medusa_cli.target.model import Target
-from medusa_cli.target.stock import StockForward
+from medusa_cli.model.runners import select
+from medusa_cli.model.runners.stock import StockForward
+from medusa_cli.model.target import Target
 from medusa_cli.util import busy
+from medusa_cli.util.paths import say_once
 from tests.tiny_folders import CHAT_TEMPLATE, save_tiny
 
 
@@ -224,11 +224,11 @@ def test_counts_are_short(count: float, text: str) -> None:
 
 def heads_for(model: Path, folder: Path) -> Path:
     """Fresh heads of one block for this model, written where a user would name them."""
+    from medusa_cli.config.recipe import TargetSettings
     from medusa_cli.formats.native import write_heads
     from medusa_cli.heads.config import MedusaConfig
     from medusa_cli.heads.medusa import MedusaHeads
-    from medusa_cli.recipe import TargetSettings
-    from medusa_cli.target.load import load_target
+    from medusa_cli.model.loading.load import load_target
 
     target = load_target(TargetSettings(model=str(model), device="cpu", runner="eager"))
     config = MedusaConfig(
@@ -271,9 +271,9 @@ def test_how_threads_wait_is_told(
 def test_a_compiled_runner_that_was_never_built_is_named_once_and_only_then(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, runner: str, built: bool
 ) -> None:
-    monkeypatch.setattr(attach.compiled, "folder_of", lambda model: folder)
-    monkeypatch.setattr(attach, "is_compiled", lambda model: False)
-    monkeypatch.setattr(attach.compiled, "is_built", lambda place: built)
+    monkeypatch.setattr(select.compiled, "folder_of", lambda model: folder)
+    monkeypatch.setattr(select, "is_compiled", lambda model: False)
+    monkeypatch.setattr(select.compiled, "is_built", lambda place: built)
     monkeypatch.setattr(Target, "attends_natively", True)
     said = lines(capsys, folder, "--dtype", "float32", "--runner", runner)
     assert ("quicker" in said) == (runner == "auto" and not built)

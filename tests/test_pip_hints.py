@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli import lazy
 from medusa_cli.cli.console import print_error
-from medusa_cli.lazy import extra_hint, packages_of, with_this_pip
+from medusa_cli.util import optional
+from medusa_cli.util.optional import extra_hint, packages_of, with_this_pip
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -84,5 +84,5 @@ def test_a_hint_names_the_pip_of_this_interpreter_unless_it_is_on_the_path(
     assert with_this_pip("pip install x") == f"bin/{Path(sys.executable).name} -m pip install x"
     print_error("x", "pip install y")
     assert capsys.readouterr().err.endswith(" hint: bin/python -m pip install y\n")
-    monkeypatch.setattr(lazy.shutil, "which", lambda _: str(Path(sys.executable).with_name("pip")))
+    monkeypatch.setattr(optional.shutil, "which", lambda _: str(Path(sys.executable).with_name("pip")))
     assert with_this_pip("pip install x") == "pip install x"

@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from medusa_cli.cli.app import COMMANDS, make_app
-from medusa_cli.cli.reference import package_map
 from tests.test_layers import LAYERS
+from tests.tools.docs_text import package_map
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "medusa_cli"
@@ -166,7 +166,7 @@ MAKERS = {
     "bench/report.py": ["build_report", "arm_figures", "_result"],
     "cli/generate.py": ["_document"],
     "cli/train_heads.py": ["_document"],
-    "trees/report.py": ["document", "comparison_document"],
+    "inspect/report.py": ["document", "comparison_document"],
 }
 """The functions that make the JSON documents of the commands."""
 

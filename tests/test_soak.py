@@ -13,10 +13,10 @@ from tests.run_folders import differences
 @pytest.fixture(autouse=True)
 def _own_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a soak changes of this process is put back."""
-    from medusa_cli.produce import fit
+    from medusa_cli.pipeline import tree_fit
 
     for name in ("COST_REPEATS", "DRAFT_REPEATS"):
-        monkeypatch.setattr(fit, name, getattr(fit, name))
+        monkeypatch.setattr(tree_fit, name, getattr(tree_fit, name))
     for name in ("MEDUSA_HOME", "MEDUSA_TRACEBACK"):
         monkeypatch.setenv(name, "")
 

@@ -16,11 +16,11 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from medusa_cli.acceptance.draws import Stream
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.target import attention as grouped
-from medusa_cli.target.load import make_target
-from medusa_cli.target.model import Target
+from medusa_cli.acceptance.random_streams import Stream
+from medusa_cli.config.recipe import TargetSettings
+from medusa_cli.model import attention as grouped
+from medusa_cli.model.loading.load import make_target
+from medusa_cli.model.target import Target
 
 VOCAB = 97
 WINDOW = 8

@@ -11,8 +11,8 @@ Shape letters: B rows, N tree nodes, V vocabulary.
 import torch
 from torch import Tensor
 
-from medusa_cli.acceptance.draws import at_nodes, draw
 from medusa_cli.acceptance.path import verdict_from
+from medusa_cli.acceptance.random_streams import at_nodes, draw
 from medusa_cli.contracts import Draft, Uniform, Verdict
 
 NEAR = 2048  # best tokens that hold the nucleus of nearly every distribution

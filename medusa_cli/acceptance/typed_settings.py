@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from medusa_cli.acceptance.shaping import Shaping
+from medusa_cli.acceptance.logits_processors import Shaping
 from medusa_cli.errors import RecipeError
 
 _HINT = "mend the model's generation_config.json"

@@ -9,8 +9,8 @@ Shape letters: B rows, N tree nodes, V vocabulary.
 import torch
 from torch import Tensor
 
-from medusa_cli.acceptance.draws import at_nodes, draw
 from medusa_cli.acceptance.path import log_chances, verdict_of
+from medusa_cli.acceptance.random_streams import at_nodes, draw
 from medusa_cli.contracts import Draft, Uniform, Verdict
 
 

@@ -11,23 +11,23 @@ from torch import Tensor
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.assemble import DrafterChoice, DrafterName, adapter_for, correct_costs, load_drafter, load_target
-from medusa_cli.bench.arms import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed, shaping_settings
+from medusa_cli.bench.baselines import Arm, HfGreedyArm, LoopArm, Reply, StopRule, Stopwatch, Timed, shaping_settings
 from medusa_cli.bench.compare import LLAMA_CPP
 from medusa_cli.bench.llama_cpp import LlamaCppArm, gguf_of
 from medusa_cli.bench.report import Setup
+from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.tokens import prompt_ids
 from medusa_cli.decode.engine import check_prompt
 from medusa_cli.decode.loop import Generation, Parts, collect
-from medusa_cli.decode.room import check_room
+from medusa_cli.decode.memory import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import RecipeError
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.target.adapter import StoredAdapter
-from medusa_cli.target.attach import NOT_COMPILED, could_compile
-from medusa_cli.target.clock import now
+from medusa_cli.model.adapter import StoredAdapter
+from medusa_cli.model.clock import now
+from medusa_cli.model.runners.select import NOT_COMPILED, could_compile
 
 OTHERS: tuple[DrafterName, ...] = ("medusa", "hydra", "ngram", "mixed")
 _LOOKUP_TOKENS = 6

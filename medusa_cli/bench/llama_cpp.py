@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medusa_cli.bench.arms import Reply, StopRule
+from medusa_cli.bench.baselines import Reply, StopRule
 from medusa_cli.bench.compare import LLAMA_CPP
+from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.errors import TargetError
-from medusa_cli.lazy import need
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.target.load import choose_device
-from medusa_cli.target.sources import find_source
+from medusa_cli.model.loading.load import choose_device
+from medusa_cli.model.loading.sources import find_source
+from medusa_cli.util.optional import need
 
 _LEAVE_OUT = f"leave {LLAMA_CPP} out of --compare"
 # Only the best token is left to draw from; a file may carry sampling settings of its own, mirostat among them.

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from medusa_cli import __version__
-from medusa_cli.target.costs import machine_of
+from medusa_cli.model.costs.kept import machine_of
 from medusa_cli.util.busy import cores
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from medusa_cli.bench.arms import PARTS
+from medusa_cli.bench.baselines import PARTS
 from medusa_cli.bench.compare import AS_STORED, Comparison, dtype_of
 from medusa_cli.bench.run import Trial
 from medusa_cli.bench.verdict import verdict_in_words
-from medusa_cli.markdown import table_of
+from medusa_cli.util.markdown import table_of
 
 _SHARES = 3
 _Key = TypeVar("_Key", bound=Hashable)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from medusa_cli.bench.arms import Arm, Reply, StopRule
+from medusa_cli.bench.baselines import Arm, Reply, StopRule
 from medusa_cli.bench.prompt_set import BenchPrompt
 
 

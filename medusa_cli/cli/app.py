@@ -24,8 +24,8 @@ from medusa_cli import __version__
 from medusa_cli.cli.console import GateFailed, print_error
 from medusa_cli.cli.streams import open_streams, settle_stdout
 from medusa_cli.errors import MedusaError
-from medusa_cli.launch import follows
 from medusa_cli.util.busy import spin_briefly
+from medusa_cli.util.process_rank import follows
 
 # Modules with a function `command`, in the order of the help; medusa_cli.cli.train_heads is `medusa train-heads`.
 # A module with SUBCOMMANDS, functions named as they are called, is a group of them, and `command` says what it is for.

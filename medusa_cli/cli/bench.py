@@ -18,9 +18,9 @@ from medusa_cli.errors import DataError
 if TYPE_CHECKING:
     from medusa_cli.assemble import DrafterChoice
     from medusa_cli.bench.build import Bench
-    from medusa_cli.bench.kept import BenchFolder
     from medusa_cli.bench.prompt_set import Question
-    from medusa_cli.recipe import TargetSettings
+    from medusa_cli.bench.resume import BenchFolder
+    from medusa_cli.config.recipe import TargetSettings
 
 OURS = ("greedy", "medusa", "hydra", "ngram", "mixed")
 ARMS = (*OURS, "hf-greedy", "hf-prompt-lookup", "llama-cpp")
@@ -99,12 +99,12 @@ def command(
     _check_usage(names, batch_size, min_speedup)
     from medusa_cli.assemble import DrafterChoice, check_choice
     from medusa_cli.bench.build import build_arms
-    from medusa_cli.bench.kept import BenchFolder
-    from medusa_cli.bench.picture import draw
-    from medusa_cli.bench.plotting import check_plot_file
     from medusa_cli.bench.prompt_set import pick, read_questions
+    from medusa_cli.bench.resume import BenchFolder
     from medusa_cli.bench.verdict import failed_gates
-    from medusa_cli.recipe_text import load_recipe
+    from medusa_cli.config.loading import load_recipe
+    from medusa_cli.plots.speeds import draw
+    from medusa_cli.plots.style import check_plot_file
 
     if plot:
         check_plot_file(plot)
@@ -214,10 +214,10 @@ def measure(
     import torch
 
     from medusa_cli.bench.compare import compare
-    from medusa_cli.bench.kept import KeptTrials
     from medusa_cli.bench.origin import origin_here
     from medusa_cli.bench.prompt_set import BenchPrompt
     from medusa_cli.bench.report import build_report
+    from medusa_cli.bench.resume import KeptTrials
     from medusa_cli.bench.run import Plan, run_bench, unsteady
     from medusa_cli.util.busy import Meter
 

@@ -12,8 +12,8 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
-from medusa_cli.home import cache_home
 from medusa_cli.util import remembered
+from medusa_cli.util.paths import cache_home
 
 # folders of the home, and what each is for; all of it is made anew when it is asked for
 KEPT = {

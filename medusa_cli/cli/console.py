@@ -12,10 +12,10 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from medusa_cli.atomic import write_atomically
 from medusa_cli.cli.drawing import Table, bar, draw_table, wrapped
 from medusa_cli.errors import MedusaError
-from medusa_cli.lazy import with_this_pip
+from medusa_cli.util.files import write_atomically
+from medusa_cli.util.optional import with_this_pip
 
 SECONDS_BETWEEN_LINES = 10.0
 

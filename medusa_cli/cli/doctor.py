@@ -15,9 +15,9 @@ from medusa_cli.cli.console import Console
 if TYPE_CHECKING:
     import torch
 
-    from medusa_cli.recipe import TargetSettings
-    from medusa_cli.target.check import CheckResult
-    from medusa_cli.target.model import Target
+    from medusa_cli.config.recipe import TargetSettings
+    from medusa_cli.model.loading.self_check import CheckResult
+    from medusa_cli.model.target import Target
 
 
 def command(
@@ -39,7 +39,7 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Say what this machine and a model are like, and check that the model can verify trees."""
-    from medusa_cli.recipe_text import load_recipe
+    from medusa_cli.config.loading import load_recipe
 
     if name is not None and model not in (None, name):
         raise typer.BadParameter(f"MODEL is {name} and --model is {model}; give one")
@@ -68,8 +68,8 @@ def _examine(settings: "TargetSettings", heads: str | None, console: Console) ->
 
     from medusa_cli.assemble import adapter_of, find_heads
     from medusa_cli.errors import TargetError
-    from medusa_cli.target.check import require, self_check
-    from medusa_cli.target.load import load_unchecked
+    from medusa_cli.model.loading.load import load_unchecked
+    from medusa_cli.model.loading.self_check import require, self_check
     from medusa_cli.util.busy import Meter
 
     meter = Meter()
@@ -127,8 +127,8 @@ def _machine(settings: "TargetSettings", target: "Target") -> dict[str, Any]:
     """Where and how the model runs."""
     import torch
 
-    from medusa_cli.target.attach import could_compile
-    from medusa_cli.target.runner import why_no_blocks
+    from medusa_cli.model.runners.kinds import why_no_blocks
+    from medusa_cli.model.runners.select import could_compile
     from medusa_cli.util.busy import how_threads_wait
 
     device = target.device
@@ -161,7 +161,7 @@ def _why_dtype(wanted: str, device: "torch.device", dtype: "torch.dtype") -> str
 
 def _model(target: "Target") -> dict[str, Any]:
     """What the model is and what it needs."""
-    from medusa_cli.target.weights import held_bytes, num_weights
+    from medusa_cli.model.weights import held_bytes, num_weights
 
     layer_types = getattr(target.config, "layer_types", None)
     kinds = (
@@ -200,7 +200,7 @@ def _heads(heads: str | None, target: "Target") -> str | None:
 
 def _lines(document: dict[str, Any]) -> dict[str, str]:
     """Label -> sentence."""
-    from medusa_cli.target.attach import NOT_COMPILED
+    from medusa_cli.model.runners.select import NOT_COMPILED
 
     stops = ", ".join(f"{id_} {token}" for id_, token in document["stop_ids"].items())
     adapter = " with the heads' adapter" if "adapter" in document else ""

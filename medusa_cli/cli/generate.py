@@ -10,13 +10,13 @@ import typer
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
 from medusa_cli.cli.prompting import PromptSource
+from medusa_cli.cli.streaming import Answer, Wish, write_answers
 from medusa_cli.cli.streams import as_written
-from medusa_cli.cli.writing import Answer, Wish, write_answers
 
 if TYPE_CHECKING:
     from medusa_cli.assemble import DrafterChoice, Sampling
+    from medusa_cli.config.recipe import Recipe
     from medusa_cli.decode.loop import Parts
-    from medusa_cli.recipe import Recipe
 
 DEFAULT_NEW_TOKENS = 256
 
@@ -126,7 +126,7 @@ def command(
     verbose: options.Verbose = False,
 ) -> None:
     """Write the text that follows a prompt, several tokens a forward, word for word what the model would say."""
-    from medusa_cli.recipe_text import load_recipe
+    from medusa_cli.config.loading import load_recipe
 
     shares = {"--top-p": top_p, "--min-p": min_p}
     _check_numbers(temperature, shares, posterior_threshold, posterior_alpha)
@@ -182,7 +182,7 @@ def _check_numbers(
     posterior_alpha: float | None,
 ) -> None:
     """Refuse numbers that mean nothing; Typer's own bounds can't leave an end out."""
-    from medusa_cli.recipe import COLDEST
+    from medusa_cli.config.recipe import COLDEST
 
     if 0 < temperature < COLDEST:
         raise typer.BadParameter(f"--temperature {temperature:g} is too close to 0; 0 takes the best token always")
@@ -224,7 +224,7 @@ def _load(recipe: "Recipe", choice: "DrafterChoice", sampling: "Sampling", conso
 
 def _own_stops(parts: "Parts", console: Console) -> tuple[str, ...]:
     """The stop strings of the model's own settings; says which of these are followed and which can't be."""
-    from medusa_cli.acceptance.shaping import left_out_of, stop_strings_of
+    from medusa_cli.acceptance.logits_processors import left_out_of, stop_strings_of
 
     config = parts.target.model.generation_config
     if left_out := left_out_of(config):

@@ -11,18 +11,19 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, write_result
+from medusa_cli.config.loading import load_recipe
+from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.errors import FormatError, TreeError
 from medusa_cli.formats.places import find_heads
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.recipe_text import load_recipe
-from medusa_cli.trees import picture, render
+from medusa_cli.inspect import render
+from medusa_cli.plots import tree as tree_plot
 
 if TYPE_CHECKING:
     from medusa_cli.heads.config import MedusaConfig
-    from medusa_cli.target.costs import Costs
+    from medusa_cli.inspect.worth import Inspection, KnownCost
+    from medusa_cli.model.costs.kept import Costs
     from medusa_cli.trees.contexts import ContextCost
     from medusa_cli.trees.files import Measured
-    from medusa_cli.trees.worth import Inspection, KnownCost
 
 Format = Literal["text", "json", "dot", "svg", "png", "medusa-choices"]
 _BY_SUFFIX: dict[str, Format] = {".json": "json", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".png": "png"}
@@ -79,7 +80,7 @@ def command(
     if compare and curves:
         raise typer.BadParameter("--curves draws one tree's heads; leave out --compare")
     lengths = _lengths(contexts, measure, comparing=compare is not None)
-    from medusa_cli.bench.curves import check_curves, draw
+    from medusa_cli.plots.tree_sizes import check_curves, draw
 
     console = Console(json=json, quiet=quiet)
     values = options.target_values(model=model, dtype=dtype, device=device, runner=runner)
@@ -155,7 +156,7 @@ def _costs_here(
 
     And, when it is measured, what it costs by context.
     """
-    from medusa_cli.trees.worth import KnownCost
+    from medusa_cli.inspect.worth import KnownCost
 
     belongs = _belongs(folder)
     by_context: list[ContextCost] = []
@@ -175,14 +176,14 @@ def _remembered(settings: TargetSettings, fingerprint: str | None) -> "Costs | N
 
     Which runner `auto` is, only loading finds out; so it is what `auto` took when the model was last loaded here.
     """
-    from medusa_cli.target import costs
-    from medusa_cli.target.device import choose_device, choose_dtype
+    from medusa_cli.model.costs import kept as kept_costs
+    from medusa_cli.model.device import choose_device, choose_dtype
 
     device = choose_device(settings.device)
     dtype = str(choose_dtype(settings.dtype, device)).removeprefix("torch.")
-    asked = costs.Asked(settings.model, fingerprint, dtype, str(device))
-    runner = costs.chosen_runner(asked) if settings.runner == "auto" else settings.runner
-    return next(iter(costs.found(asked, runner)), None) if runner else None
+    asked = kept_costs.Asked(settings.model, fingerprint, dtype, str(device))
+    runner = kept_costs.chosen_runner(asked) if settings.runner == "auto" else settings.runner
+    return next(iter(kept_costs.found(asked, runner)), None) if runner else None
 
 
 def _measure(
@@ -194,9 +195,9 @@ def _measure(
     one whose cache doesn't fit into memory.
     """
     from medusa_cli.assemble import adapter_of, load_target
-    from medusa_cli.bench.contexts import costs_by_context
     from medusa_cli.heads.config import check_belongs
-    from medusa_cli.target.step_cost import measure_and_keep
+    from medusa_cli.inspect.contexts_measured import costs_by_context
+    from medusa_cli.model.costs.by_nodes import measure_and_keep
 
     target = load_target(settings, adapter_of(folder) if belongs else None)
     if belongs:
@@ -227,10 +228,10 @@ def _inspections(asked: _Asked, folder: Path | None) -> "list[Inspection]":
 
 def _inspect(folder: Path | None, measured: "Measured | None", spec: str | None, tree_size: int | None) -> "Inspection":
     """The tree that the flags name, with what was measured."""
+    from medusa_cli.inspect.worth import Inspection
     from medusa_cli.trees.build import best_tree
     from medusa_cli.trees.dynamic import DynamicShape
     from medusa_cli.trees.files import parse_tree, read_shape, read_tree
-    from medusa_cli.trees.worth import Inspection
 
     if spec is not None:
         return Inspection(f"tree {spec}", parse_tree(spec), measured)
@@ -261,14 +262,14 @@ def _as_it_pays(stored: "Inspection", folder: Path) -> "Inspection":
 
 def _document(inspections: "Sequence[Inspection]") -> dict[str, Any]:
     """The one JSON document."""
-    from medusa_cli.trees import report
+    from medusa_cli.inspect import report
 
     return report.document(*inspections) if len(inspections) == 1 else report.comparison_document(*inspections)
 
 
 def _drawing(inspections: "Sequence[Inspection]", drawn: Format) -> str | bytes:
     """The tree in the format asked for, or two side by side."""
-    from medusa_cli.trees import report
+    from medusa_cli.inspect import report
 
     width = max(60, min(shutil.get_terminal_size((80, 24)).columns, 120))
     if len(inspections) > 1:
@@ -280,9 +281,9 @@ def _drawing(inspections: "Sequence[Inspection]", drawn: Format) -> str | bytes:
     if drawn == "json":
         return json_module.dumps(render.to_json(inspection.nodes), indent=2) + "\n"
     if drawn == "png":
-        return picture.to_png(inspection.nodes)
+        return tree_plot.to_png(inspection.nodes)
     if drawn == "svg":
-        return picture.to_svg(inspection.nodes)
+        return tree_plot.to_svg(inspection.nodes)
     return (render.to_dot if drawn == "dot" else render.to_choices)(inspection.nodes) + "\n"
 
 

@@ -27,7 +27,7 @@ def command(
 
 def _known() -> Iterator[dict[str, Any]]:
     """A row for each alias; those that come as packages first."""
-    from medusa_cli.target.sources import known_names
+    from medusa_cli.model.loading.sources import known_names
 
     names = known_names()
     for name, entry in names["embedded"].items():

@@ -1,7 +1,7 @@
 """The options every command shares, as types to annotate parameters with.
 
 A flag that was not given is None, so that the recipe's order decides: flag > MEDUSA_* > --config > default.
-The defaults live in medusa_cli.recipe; the help texts here read them from there.
+The defaults live in medusa_cli.config.recipe; the help texts here read them from there.
 """
 
 import os
@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from medusa_cli.config.catalog import find_recipe, nearest_recipe
+from medusa_cli.config.recipe import Recipe, Settings, TargetSettings
 from medusa_cli.errors import RecipeError
-from medusa_cli.recipe import Recipe, Settings, TargetSettings
-from medusa_cli.shelf import find_recipe, nearest_recipe
 from medusa_cli.util.threads import use_threads
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]

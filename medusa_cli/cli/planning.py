@@ -4,19 +4,19 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from medusa_cli.cli.console import Console, duration
-from medusa_cli.recipe import Recipe
-from medusa_cli.recipe_text import resolved
+from medusa_cli.config.loading import resolved
+from medusa_cli.config.recipe import Recipe
 
 if TYPE_CHECKING:
-    from medusa_cli.produce.plan import Plan
-    from medusa_cli.target.model import Target
+    from medusa_cli.model.target import Target
+    from medusa_cli.pipeline.planning.plan import Plan
 
 MIB = 2**20
 
 
 def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
     """Print the resolved recipe and the plan, from the model's config, what is in the folder, and a short try."""
-    from medusa_cli.produce.plan import plan_of, timed, with_counted_data
+    from medusa_cli.pipeline.planning.plan import plan_of, timed, with_counted_data
 
     counted = with_counted_data(recipe)
     plan = timed(plan_of(counted), counted, console.info)
@@ -56,7 +56,7 @@ def show_plan(recipe: Recipe, console: Console) -> dict[str, Any]:
 
 def tell_time(recipe: Recipe, target: "Target", console: Console) -> None:
     """Say how long a run that begins now will take, from a short try on the target that it has loaded."""
-    from medusa_cli.produce.plan import plan_of, timed_on
+    from medusa_cli.pipeline.planning.plan import plan_of, timed_on
 
     if console.quiet:
         return

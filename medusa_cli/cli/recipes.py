@@ -8,8 +8,8 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, write_result
+from medusa_cli.config.catalog import find_recipe, read_header, recipes
 from medusa_cli.errors import MedusaError, RecipeError
-from medusa_cli.shelf import find_recipe, read_header, recipes
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe's name, or a file.", show_default=False)]
 
@@ -23,7 +23,7 @@ def ls(
     output_json: options.OutputJson = None,
 ) -> None:
     """List the recipes that ship."""
-    from medusa_cli.recipe_text import load_recipe
+    from medusa_cli.config.loading import load_recipe
 
     document = [
         {"name": name, "model": load_recipe(file, surroundings={}).target.model, **asdict(read_header(_text(file)))}
@@ -46,8 +46,8 @@ def show(
     output_json: options.OutputJson = None,
 ) -> None:
     """Print a recipe, with its header or with every setting."""
-    from medusa_cli.recipe_text import load_recipe
-    from medusa_cli.recipe_text import resolved as written_out
+    from medusa_cli.config.loading import load_recipe
+    from medusa_cli.config.loading import resolved as written_out
 
     file = find_recipe(name)
     text = _text(file)

@@ -10,18 +10,18 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
-from medusa_cli.cli.masks import preview
 from medusa_cli.cli.options import setting
 from medusa_cli.cli.planning import show_plan, tell_time
-from medusa_cli.cli.stops import Stops
-from medusa_cli.cli.watch import Watch, reporter_of
+from medusa_cli.cli.preview_masks import preview
+from medusa_cli.cli.signals import Stops
+from medusa_cli.cli.training_progress import Watch, reporter_of
+from medusa_cli.config.loading import load_recipe
+from medusa_cli.config.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings
 from medusa_cli.errors import RecipeError
-from medusa_cli.launch import Place, place_of
-from medusa_cli.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings
-from medusa_cli.recipe_text import load_recipe
+from medusa_cli.util.process_rank import Place, place_of
 
 if TYPE_CHECKING:
-    from medusa_cli.produce.heads import Made
+    from medusa_cli.pipeline.run import Made
     from medusa_cli.train.parallel import Group
 
 
@@ -167,7 +167,7 @@ def _follow(recipe: Recipe, place: Place, *, idle: bool) -> None:
     """One of several processes, and not the first: learn what that one says, print nothing."""
     if idle:
         return
-    from medusa_cli.produce.together import answer_call
+    from medusa_cli.pipeline.distributed import answer_call
     from medusa_cli.train.parallel import Processes
 
     with Processes(place).joined() as group:
@@ -185,10 +185,10 @@ def _lead(recipe: Recipe, console: Console, resume: bool, place: Place) -> "Made
 
 def _run(recipe: Recipe, console: Console, resume: bool, group: "Group") -> "Made":
     """Look at the folder, load the model and take the whole path; Ctrl-C and SIGTERM say how to go on."""
-    from medusa_cli.produce.folder import open_folder
-    from medusa_cli.produce.heads import make_heads, source_of
-    from medusa_cli.produce.joint import check_joint
-    from medusa_cli.produce.layout import load_as_begun
+    from medusa_cli.pipeline.fixed_runner import load_as_begun
+    from medusa_cli.pipeline.joint_stage import check_joint
+    from medusa_cli.pipeline.run import make_heads, source_of
+    from medusa_cli.pipeline.run_folder import open_folder
 
     folder = open_folder(recipe, resume=resume)
     command = shlex.join(["medusa", *sys.argv[1:]])

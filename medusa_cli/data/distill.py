@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
+from medusa_cli.config.recipe import DataSettings
 from medusa_cli.data.conversations import BadRow, Message
 from medusa_cli.data.template import render, takes_parts
 from medusa_cli.errors import DataError, TrainingError
-from medusa_cli.recipe import DataSettings
 from medusa_cli.util.plain_json import parse_json
 
 SENTINEL = "\u241ftext\u241f"  # stands for the user's text while the template is rendered

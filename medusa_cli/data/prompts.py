@@ -6,7 +6,7 @@ from pathlib import Path
 from medusa_cli.data.conversations import BadRow, Message, check_order, messages_of
 from medusa_cli.data.rows import Broken, Row, read_rows
 from medusa_cli.errors import DataError
-from medusa_cli.home import expanded
+from medusa_cli.util.paths import expanded
 
 
 @dataclass(frozen=True)

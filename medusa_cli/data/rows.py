@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from medusa_cli.errors import DataError
-from medusa_cli.home import expanded
-from medusa_cli.lazy import need
 from medusa_cli.util.hub import settle_reach
+from medusa_cli.util.optional import need
+from medusa_cli.util.paths import expanded
 from medusa_cli.util.plain_json import parse_json
 
 _HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")

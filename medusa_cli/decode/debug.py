@@ -20,7 +20,7 @@ from torch import Tensor
 from medusa_cli.contracts import Step
 from medusa_cli.decode.rows import Row, Rows
 from medusa_cli.errors import DataError, ExactnessError
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 from medusa_cli.util.plain_json import parse_json
 
 # Of the largest number a layer holds: one forward over a text and several round differently.

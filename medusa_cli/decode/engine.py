@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from medusa_cli.acceptance.choosing import GREEDY, Choosing, rule_of, shaped_first
-from medusa_cli.acceptance.draws import Stream, uniform_of
+from medusa_cli.acceptance.random_streams import Stream, uniform_of
+from medusa_cli.acceptance.sampling import GREEDY, Choosing, rule_of, shaped_first
 from medusa_cli.contracts import Drafter, Seen, Step
 from medusa_cli.decode.debug import Watch
 from medusa_cli.decode.finite import NotFinite, error_of
@@ -21,8 +21,8 @@ from medusa_cli.decode.step import take_step
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.drafters.switched import SwitchedDrafter
 from medusa_cli.errors import DataError
-from medusa_cli.target.model import Target
-from medusa_cli.target.prefill import OnRead, pieces
+from medusa_cli.model.prefill import OnRead, pieces
+from medusa_cli.model.target import Target
 
 
 @dataclass(frozen=True)

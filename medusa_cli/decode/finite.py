@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medusa_cli.errors import TargetError
 from medusa_cli.kernels.argmax import have_best
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 
 _DAMAGED = "the weights are damaged: copy or download the whole model again"
 

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from medusa_cli.acceptance.choosing import Choosing
-from medusa_cli.acceptance.draws import Stream
-from medusa_cli.acceptance.shaping import Shaping
+from medusa_cli.acceptance.logits_processors import Shaping
+from medusa_cli.acceptance.random_streams import Stream
+from medusa_cli.acceptance.sampling import Choosing
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.decode.debug import watching
 from medusa_cli.decode.engine import Engine, Gain, Request
 from medusa_cli.decode.rows import Limits, Row
-from medusa_cli.target.model import Target
-from medusa_cli.target.prefill import OnRead
+from medusa_cli.model.prefill import OnRead
+from medusa_cli.model.target import Target
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from medusa_cli.acceptance.choosing import GREEDY, Choosing, rule_of, shaped_nodes
-from medusa_cli.acceptance.draws import Stream, uniform_of
+from medusa_cli.acceptance.random_streams import Stream, uniform_of
+from medusa_cli.acceptance.sampling import GREEDY, Choosing, rule_of, shaped_nodes
 from medusa_cli.contracts import AcceptanceRule, Context, Draft, Seen, Step, Uniform, Verdict
 from medusa_cli.decode.finite import NotFinite
 from medusa_cli.errors import TargetError
 from medusa_cli.kernels.argmax import have_best
-from medusa_cli.target.cache import BLOCK, TreeCache
+from medusa_cli.model.cache import BLOCK, TreeCache
 
 AHEAD = 512  # tokens of a text that there is room for from the start: many texts end before their budget does
 LEND_FROM = 4  # tokens a shared beginning must have: copying less costs more than reading it

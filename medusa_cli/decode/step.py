@@ -4,7 +4,7 @@ import torch
 
 from medusa_cli.contracts import Drafter, Step
 from medusa_cli.decode.rows import Rows
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 
 
 @torch.inference_mode()

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from medusa_cli.contracts import Context, Draft, PathHeads
+from medusa_cli.drafters.beam import Candidates, Walk, candidates
 from medusa_cli.drafters.trie import ROOT, Trie
-from medusa_cli.drafters.walk import Candidates, Walk, candidates
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.tree import TokenTree
 

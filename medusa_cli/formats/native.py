@@ -27,11 +27,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from medusa_cli.atomic import sync, write_atomically
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.places import DESCRIPTION
 from medusa_cli.heads.config import HeadsTarget, MedusaConfig, check_belongs
 from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.util.files import sync, write_atomically
 from medusa_cli.util.plain_json import parse_json
 from medusa_cli.util.sealed import sha256_of
 

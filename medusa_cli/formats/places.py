@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from medusa_cli.errors import FormatError
-from medusa_cli.home import expanded
 from medusa_cli.util.hub import settle_reach
+from medusa_cli.util.paths import expanded
 
 DESCRIPTION = "heads.json"
 LONGEST_NAME = 200  # a longer one is no file name

@@ -11,9 +11,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from medusa_cli.config.recipe import Settings
 from medusa_cli.errors import HeadsMismatch
 from medusa_cli.heads.traits import Traited, Traits, differences, traits_of
-from medusa_cli.recipe import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medusa_cli.errors import MedusaError
-from medusa_cli.home import cache_home, say_once
 from medusa_cli.util import sealed
+from medusa_cli.util.paths import cache_home, say_once
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared", "-std=c++17")
 COMPILERS = ("c++", "g++", "clang++")

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
-from medusa_cli.markdown import table_of
 from medusa_cli.train.measure import Accuracy
+from medusa_cli.util.files import write_atomically
+from medusa_cli.util.markdown import table_of
 
 _SHOWN_PATHS = 64
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_cli.atomic import write_atomically
+from medusa_cli.config.recipe import Recipe
 from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.recipe import Recipe
-from medusa_cli.train.decodes import Best
+from medusa_cli.train.early_stopping import Best
+from medusa_cli.util.files import write_atomically
 from medusa_cli.util.plain_json import parse_json
 
 _VERSION = 1

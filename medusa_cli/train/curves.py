@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medusa_cli.markdown import table_of
+from medusa_cli.util.markdown import table_of
 from medusa_cli.util.plain_json import parse_json
 
 PICTURE = "training.png"

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal, Protocol
 
-from medusa_cli.recipe import TrainSettings
+from medusa_cli.config.recipe import TrainSettings
 from medusa_cli.train.checkpoint import TrainLog
-from medusa_cli.train.decodes import Decoded, Decoding
+from medusa_cli.train.early_stopping import Decoded, Decoding
 from medusa_cli.train.loss import Scores
 from medusa_cli.train.order import Order, learning_rate
 

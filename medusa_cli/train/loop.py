@@ -13,12 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from medusa_cli.config.recipe import TrainSettings
 from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.recipe import TrainSettings
 from medusa_cli.train.checkpoint import Checkpoints, TrainState
 from medusa_cli.train.corpus import Examples, some_of
-from medusa_cli.train.decodes import Best, Decode, Decoding
+from medusa_cli.train.early_stopping import Best, Decode, Decoding
 from medusa_cli.train.events import Evaluated, Event, News, Outlets
 from medusa_cli.train.loss import Scores, combine, score, score_and_learn
 from medusa_cli.train.measure import chain_accuracy

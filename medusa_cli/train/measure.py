@@ -21,11 +21,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.train.corpus import NOT_ASKED, Examples
 from medusa_cli.trees.tree import Path as TreePath
+from medusa_cli.util.files import write_atomically
 
 _SAVED_PATHS = 4096
 _BATCH = 1024

@@ -8,7 +8,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from medusa_cli.recipe import TrainSettings
+from medusa_cli.config.recipe import TrainSettings
 
 
 class Order:

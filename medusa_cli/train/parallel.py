@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.rendezvous import rendezvous
 
+from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.errors import MedusaError, TrainingError
-from medusa_cli.launch import Place
-from medusa_cli.recipe import TargetSettings
 from medusa_cli.train.loss import Scores, combine
+from medusa_cli.util.process_rank import Place
 
 JOIN_SECONDS = 300
 # the others wait while the leader writes text, which may take days; who is gone is noticed at once, not by waiting

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_cli.errors import TrainingError
-from medusa_cli.lazy import need
+from medusa_cli.util.optional import need
 
 START_SECONDS = 300.0
 """Its helper process may take that long to start; the package's own limit is too short for a machine that is busy."""

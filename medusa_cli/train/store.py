@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import TrainingError
+from medusa_cli.util.files import write_atomically
 from medusa_cli.util.plain_json import parse_json
 
 _VERSION = 1

@@ -17,10 +17,10 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from medusa_cli.atomic import write_atomically
 from medusa_cli.errors import FormatError, MedusaError, TreeError
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.files import write_atomically
 from medusa_cli.util.plain_json import parse_json
 
 MAX_NODES = 1024

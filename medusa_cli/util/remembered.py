@@ -14,8 +14,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from medusa_cli.atomic import write_atomically
-from medusa_cli.home import cache_home
+from medusa_cli.util.files import write_atomically
+from medusa_cli.util.paths import cache_home
 from medusa_cli.util.plain_json import parse_json
 from medusa_cli.util.trusted import read_private
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from medusa_cli.atomic import sync, write_atomically
-from medusa_cli.home import OURS_ALONE, is_writable_by_others, make_private, why_not_private
+from medusa_cli.util.files import sync, write_atomically
+from medusa_cli.util.paths import OURS_ALONE, is_writable_by_others, make_private, why_not_private
 from medusa_cli.util.plain_json import parse_json
 
 SUMS = "sums.json"

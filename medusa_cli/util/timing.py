@@ -48,7 +48,7 @@ def interleaved(
 ) -> dict[Name, Times]:
     """Time every piece of work once a round, so that a busy moment of the machine hits them alike.
 
-    now      a clock that has waited for whatever the work was given to (see target/clock.py)
+    now      a clock that has waited for whatever the work was given to (see model/clock.py)
     rounds   after the one that warms up, as long as patience lasts and one at least
     """
     seconds: dict[Name, list[float]] = {name: [] for name in work}

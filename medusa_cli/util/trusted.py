@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from medusa_cli.home import belongs_to_us, say_once, why_not_private
+from medusa_cli.util.paths import belongs_to_us, say_once, why_not_private
 
 
 def is_private(path: Path) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from medusa_cli.acceptance.shaping import shaping_of
+from medusa_cli.acceptance.logits_processors import shaping_of
 from medusa_cli.acceptance.typed_settings import check_types, try_out
 from medusa_cli.errors import RecipeError
 

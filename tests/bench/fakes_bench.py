@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from medusa_cli.bench.arms import Reply, StopRule
+from medusa_cli.bench.baselines import Reply, StopRule
 from medusa_cli.bench.compare import Comparison, compare
 from medusa_cli.bench.prompt_set import BenchPrompt
 from medusa_cli.bench.report import Setup

@@ -12,7 +12,7 @@ import typer
 import medusa_cli.assemble
 from medusa_cli.assemble import DrafterChoice
 from medusa_cli.bench import build
-from medusa_cli.bench.arms import Reply
+from medusa_cli.bench.baselines import Reply
 from medusa_cli.cli.bench import arm_names
 from medusa_cli.util import busy
 from tests.bench.fakes_bench import RULE, SETUP, FakeArm, FakeClock, reply

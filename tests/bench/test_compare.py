@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from medusa_cli.bench.arms import Reply
+from medusa_cli.bench.baselines import Reply
 from medusa_cli.bench.compare import compare, first_difference, near_tie_bound
 from medusa_cli.bench.run import Trial
 from tests.bench.fakes_bench import prompts

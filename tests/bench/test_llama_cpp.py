@@ -11,13 +11,13 @@ import torch
 
 from medusa_cli.assemble import DrafterChoice
 from medusa_cli.bench import build, llama_cpp
-from medusa_cli.bench.arms import StopRule
+from medusa_cli.bench.baselines import StopRule
 from medusa_cli.bench.llama_cpp import LlamaCppArm, gguf_of
+from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.errors import MissingExtra, TargetError
-from medusa_cli.lazy import extra_hint
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.target.load import load_unchecked
-from medusa_cli.target.sources import Source
+from medusa_cli.model.loading.load import load_unchecked
+from medusa_cli.model.loading.sources import Source
+from medusa_cli.util.optional import extra_hint
 from tests.cli.harness import run_here
 from tests.tiny_folders import save_gguf, save_tiny
 from tests.tiny_models import by_whole_forwards

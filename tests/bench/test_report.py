@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.bench.arms import Reply
+from medusa_cli.bench.baselines import Reply
 from medusa_cli.bench.compare import Comparison, Divergence, Same
 from medusa_cli.bench.report import arm_figures, build_report, percentile, table
 from medusa_cli.bench.verdict import break_even, failed_gates

@@ -2,7 +2,7 @@
 
 import pytest
 
-from medusa_cli.bench.arms import Reply, StopRule
+from medusa_cli.bench.baselines import Reply, StopRule
 from medusa_cli.bench.run import run_bench, unsteady
 from medusa_cli.errors import DataError
 from tests.bench.fakes_bench import STOP, FakeArm, FakeClock, plan, prompts, reply

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.bench import build, page
+from medusa_cli.bench import build
 from tests.cli.harness import Done, run_here
+from tests.tools import docs_page
 
 ARM_KEYS = [
     "output_throughput", "duration", "total_output_tokens", "num_steps", "tokens_per_step",
@@ -134,7 +135,7 @@ def test_what_real_benches_kept_becomes_the_page_the_same_each_time(bench, tmp_p
     assert done.code == 0, done.err
     doc = tmp_path / "page.md"
     doc.write_text("by hand\n<!-- bench:begin speed -->\n<!-- bench:end speed -->\nby hand too\n")
-    page.write_page(folders, doc, None)
+    docs_page.write_page(folders, doc, None)
     once = doc.read_text()
     assert once.startswith("by hand\n")
     assert once.endswith("\nby hand too\n")
@@ -142,7 +143,7 @@ def test_what_real_benches_kept_becomes_the_page_the_same_each_time(bench, tmp_p
     assert f"| what | medusa, {runner} | mixed, {runner} |" in once
     assert "| replies equal to `greedy` | 3 of 3 | 3 of 3 |" in once
     assert "| replies equal to `hf-greedy@float32` | 3 of 3 | |" in once
-    page.write_page(folders, doc, None)
+    docs_page.write_page(folders, doc, None)
     assert doc.read_text() == once
 
 

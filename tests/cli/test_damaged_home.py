@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.home import say_once
-from medusa_cli.target import quickest
+from medusa_cli.model.runners import autotune
+from medusa_cli.util.paths import say_once
 from tests.cli.harness import Done, Trained, run_here
 from tests.damages import DAMAGES
 from tests.strangers import STRANGER, as_root
@@ -21,7 +21,7 @@ def generate(home: Path, tiny: Path, trained: Trained) -> Done:
     say_once.cache_clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEDUSA_HOME", str(home))
-        patch.setattr(quickest, "LEAST_NUMBERS", 0)  # small models are measured too
+        patch.setattr(autotune, "LEAST_NUMBERS", 0)  # small models are measured too
         return run_here("generate", "-m", tiny, "--heads", trained.folder, *ASKED)
 
 

@@ -308,10 +308,10 @@ def test_a_prompt_too_long_for_the_model_is_told_before_any_text_is_written(gene
 
 def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(generate: Medusa, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("sea\n" * 3)
-    import medusa_cli.decode.room
+    import medusa_cli.decode.memory
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(medusa_cli.decode.room, "free_bytes", lambda device: 1000)
+        patch.setattr(medusa_cli.decode.memory, "free_bytes", lambda device: 1000)
         refused = generate("--prompt-file", tmp_path / "prompts.txt")
     assert (refused.code, refused.out) == (1, "")
     assert "3 texts of up to 128 tokens at once need " in refused.err

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.target import costs, load
+from medusa_cli.model.costs import kept
+from medusa_cli.model.loading import load
 from medusa_cli.util import busy
 from tests.cli.harness import Medusa, make_model
 
@@ -67,8 +68,8 @@ def test_a_run_left_alone_leaves_what_its_steps_took(
     medusa: Medusa, tiny: Path, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(costs, "BESIDE_S", 60.0)  # tests run beside others
-    monkeypatch.setattr(costs, "OFF", 1e9)
+    monkeypatch.setattr(kept, "BESIDE_S", 60.0)  # tests run beside others
+    monkeypatch.setattr(kept, "OFF", 1e9)
     write = ("generate", "Hi", "-m", tiny, "--dtype", "float32", "--heads", heads, "-n", 40, "--ignore-eos", "--json")
 
     def laps(waiting: float) -> dict[str, float]:

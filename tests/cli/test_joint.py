@@ -11,9 +11,9 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli import assemble
+from medusa_cli.config.recipe import Recipe
 from medusa_cli.errors import TrainingError
-from medusa_cli.produce import joint as joint_module
-from medusa_cli.recipe import Recipe
+from medusa_cli.pipeline import joint_stage as joint_module
 from tests.cli.harness import LORA, Done, Medusa, train_args
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from medusa_cli.cli.watch import Watch
-from medusa_cli.produce import heads as heads_module
-from medusa_cli.train.joint_news import JointEvent
+from medusa_cli.cli.training_progress import Watch
+from medusa_cli.pipeline import run as heads_module
+from medusa_cli.train.joint.events import JointEvent
 from medusa_cli.train.store import HiddenStore, Sample
 from tests.cli.harness import ALONE, Done, Medusa, joint_args, train_args
 

@@ -32,8 +32,8 @@ def test_a_run_decodes_at_its_end_at_least_and_says_what_that_gained(trained: Tr
 def test_a_run_with_patience_stops_and_stores_the_heads_that_decoded_best(
     train: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from medusa_cli.produce.probe import Probe
-    from medusa_cli.train.decodes import Decoded
+    from medusa_cli.pipeline.decode_eval import Probe
+    from medusa_cli.train.early_stopping import Decoded
 
     asked = ("--decode-steps", 1, "--patience", 2, "--save-steps", 1)
     made: list[float] = []

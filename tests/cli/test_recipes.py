@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from medusa_cli.recipe_text import load_recipe
-from medusa_cli.shelf import recipes
+from medusa_cli.config.catalog import recipes
+from medusa_cli.config.loading import load_recipe
 from tests.cli.harness import Medusa
 
 

@@ -12,7 +12,7 @@ from medusa_cli.bench.report import build_report, table
 from medusa_cli.cli import drawing
 from medusa_cli.cli.app import COMMANDS, main
 from medusa_cli.cli.console import Console
-from medusa_cli.shelf import recipes
+from medusa_cli.config.catalog import recipes
 from tests.bench.fakes_bench import SETUP, FakeClock, reply, timed
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from medusa_cli.produce import served
+from medusa_cli.pipeline import server_answers
 from tests.chat_server import Body, Says, chat_server, completion
 from tests.cli.harness import FEW, Done, Medusa, said, talk, train_args
 
@@ -19,8 +19,8 @@ KEY = "sk-secret-123"
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No waits between tries, and no key of the developer's."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    real = served.Server
-    monkeypatch.setattr(served, "Server", lambda **values: real(**values, first_wait=0.001))
+    real = server_answers.Server
+    monkeypatch.setattr(server_answers, "Server", lambda **values: real(**values, first_wait=0.001))
 
 
 def echo(body: Body) -> Says:
@@ -53,8 +53,8 @@ def test_a_server_s_answers_are_learnt_with_the_target_s_own_hidden_states(
     assert set(learnt_texts(tiny, tmp_path / "run")) == wanted
     import torch
 
-    from medusa_cli.recipe import TargetSettings
-    from medusa_cli.target.load import load_target
+    from medusa_cli.config.recipe import TargetSettings
+    from medusa_cli.model.loading.load import load_target
     from medusa_cli.train.corpus import Corpus
 
     corpus = Corpus.open(tmp_path / "run/written/read")

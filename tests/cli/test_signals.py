@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.cli.stops import Stops
+from medusa_cli.cli.signals import Stops
 from tests.cli.copies import Copy
 from tests.cli.harness import ENOUGH, run_here, train_args
 from tests.run_folders import differences
@@ -28,7 +28,7 @@ def args(model: Path, folder: Path) -> list[object]:
 def moments() -> dict[str, tuple[Any, str]]:
     """For each stage a function that it calls more than twice, or once."""
     from medusa_cli.data import distill
-    from medusa_cli.produce import heads
+    from medusa_cli.pipeline import run as pipeline_run
     from medusa_cli.train.checkpoint import TrainLog
     from medusa_cli.train.store import HiddenStore
 
@@ -36,8 +36,8 @@ def moments() -> dict[str, tuple[Any, str]]:
         "prompts": (distill, "append_row"),
         "answers": (HiddenStore, "append"),
         "training": (TrainLog, "append"),
-        "measuring": (heads, "fit"),
-        "card": (heads, "write_card"),
+        "measuring": (pipeline_run, "fit"),
+        "card": (pipeline_run, "write_card"),
     }
 
 

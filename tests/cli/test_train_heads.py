@@ -12,8 +12,8 @@ import torch
 from filelock import FileLock
 
 from medusa_cli import assemble
-from medusa_cli.decode import room
-from medusa_cli.target.model import Target
+from medusa_cli.decode import memory
+from medusa_cli.model.target import Target
 from tests.cli.harness import ANSWERS, LAYOUTS, Done, Medusa, Trained, rows_of, train_args
 
 
@@ -80,7 +80,7 @@ def test_every_layout_of_data_trains(train: Callable[..., Done], tmp_path: Path,
 def test_given_answers_are_learnt_and_the_target_s_own_are_measured(
     train: Callable[..., Done], data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from medusa_cli.produce import heads as module
+    from medusa_cli.pipeline import run as module
 
     seen = []
     prepare = module._examples
@@ -98,7 +98,7 @@ def test_given_answers_are_learnt_and_the_target_s_own_are_measured(
 def test_a_run_that_goes_on_writes_no_answer_again_and_measures_on_those_held_out_alone(
     train: Callable[..., Done], data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from medusa_cli.produce import write as module
+    from medusa_cli.pipeline import self_generated as module
 
     assert train("--dataset", data, "--num-samples", 8).code == 0
     first = keys(tmp_path / "run", "held-out")
@@ -266,7 +266,7 @@ def test_a_tree_is_as_large_as_was_asked_for(train: Callable[..., Done]) -> None
 def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(
     train: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 1000)
     refused = train("data.rows=40")
     assert refused.code == 1
     assert " texts of up to 128 tokens at once need " in refused.err

@@ -96,8 +96,8 @@ def test_a_plan_of_answers_made_anew_counts_who_makes_them(
 def test_a_plan_counts_decodes_that_are_wanted_and_all_of_them_where_they_decide(
     medusa: Medusa, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from medusa_cli.produce import plan as module
-    from medusa_cli.produce.effort import Effort
+    from medusa_cli.pipeline.planning import plan as module
+    from medusa_cli.pipeline.planning.effort import Effort
 
     def decodes(*more: object) -> float:
         args = train_args(tiny, tmp_path / "new", "--plan", "--json", "--max-steps", 50, *more)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.data.asked import asked_turns
 from medusa_cli.data.conversations import BadRow, Conversation, Counts, Message, read_conversations
+from medusa_cli.data.user_turns import asked_turns
 from medusa_cli.errors import DataError
 
 ASKED = [Message("user", "Hi"), Message("assistant", "Hello")]

@@ -12,7 +12,7 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError, ExactnessError
-from medusa_cli.target.cache import TreeCache
+from medusa_cli.model.cache import TreeCache
 from tests.fakes import DRAFTERS, SHAPES
 from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 

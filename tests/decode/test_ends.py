@@ -13,11 +13,11 @@ from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.decode.stop_strings import StopStrings
 from medusa_cli.decode.text import decode_text
-from medusa_cli.drafters.gathered import Budget, GatheredDrafter
+from medusa_cli.drafters.mixed import Budget, GatheredDrafter
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 from tests.decode.tiny_llama import DEPTH, TARGET, TEXTS, Counter, deep, oracle, up_to
 from tests.fakes import KnowingDrafter, OracleDrafter, RandomDrafter
 from tests.real_drafters import KnownGuesses

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from medusa_cli.acceptance.choosing import GREEDY, Choosing
-from medusa_cli.acceptance.draws import Stream
+from medusa_cli.acceptance.logits_processors import shaping_of
 from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.acceptance.shaping import shaping_of
+from medusa_cli.acceptance.random_streams import Stream
+from medusa_cli.acceptance.sampling import GREEDY, Choosing
 from medusa_cli.acceptance.typical import Typical
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.engine import Engine, Request
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
-from medusa_cli.target import prefill
+from medusa_cli.model import prefill
 from tests.decode.tiny_llama import TARGET, TEXTS, oracle
 from tests.fakes import SHAPES, OracleDrafter, RandomDrafter
 from tests.tiny_models import NUM_NEW, VOCAB, prompt_of, target_of, tiny_model

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.acceptance.logits_processors import shaping_of
 from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.acceptance.shaping import shaping_of
 from medusa_cli.acceptance.typical import Typical
+from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.decode.loop import Parts, collect, decode
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import TargetError
 from medusa_cli.kernels.argmax import have_best
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.target.load import make_target
-from medusa_cli.target.model import Target
+from medusa_cli.model.loading.load import make_target
+from medusa_cli.model.target import Target
 from tests.decode.tiny_llama import TEXTS, deep, oracle
 from tests.fakes import KnowingDrafter, WrongDrafter
 from tests.tiny_models import NUM_NEW, VOCAB, target_of, tiny_model

@@ -10,7 +10,7 @@ from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, collect, decode
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.target import prefill
+from medusa_cli.model import prefill
 from tests.decode.tiny_llama import TARGET, TEXTS, Counter, oracle, up_to
 from tests.fakes import SHAPES, RandomDrafter
 from tests.tiny_models import NUM_NEW, VOCAB, final_hidden, prompt_of, tiny_model

@@ -7,7 +7,7 @@ import torch
 
 from medusa_cli.contracts import Draft, Seen, Verdict
 from medusa_cli.decode.rows import Limits, Row, Rows
-from medusa_cli.target.cache import TreeCache
+from medusa_cli.model.cache import TreeCache
 from medusa_cli.trees.tree import TokenTree
 
 PROMPT = [90, 91, 92]

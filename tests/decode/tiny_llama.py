@@ -10,9 +10,9 @@ import torch
 from medusa_cli.contracts import Draft, Seen, Verdict
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.target.cache import TreeCache
-from medusa_cli.target.model import Target
-from medusa_cli.target.prefill import Piece
+from medusa_cli.model.cache import TreeCache
+from medusa_cli.model.prefill import Piece
+from medusa_cli.model.target import Target
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import KnowingDrafter, OracleDrafter
 from tests.tiny_models import known, target_of, tiny_model

@@ -10,14 +10,14 @@ import torch
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.bench.compare import difference
+from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import MedusaError, TargetError
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.target.check import require, self_check
-from medusa_cli.target.load import choose_attention, make_target
-from medusa_cli.target.model import Target
-from medusa_cli.target.refuse import refuse_config
+from medusa_cli.model.loading.load import choose_attention, make_target
+from medusa_cli.model.loading.refusals import refuse_config
+from medusa_cli.model.loading.self_check import require, self_check
+from medusa_cli.model.target import Target
 from tests.differential.shrink import tiny_config
 from tests.differential.texts import library_text, random_model, telling_voice
 from tests.differential.variants import variants

@@ -9,11 +9,11 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.drafters.gathered import Budget, GatheredDrafter
+from medusa_cli.drafters.beam import Walk, candidates
 from medusa_cli.drafters.hydra import BEAM, DynamicHydraDrafter, HydraDrafter, HydraGuesses, guesses
+from medusa_cli.drafters.mixed import Budget, GatheredDrafter
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.trie import Trie
-from medusa_cli.drafters.walk import Walk, candidates
 from medusa_cli.errors import TreeError
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import torch
 
-from medusa_cli.bench.kept import KeptTrials
 from medusa_cli.bench.prompt_set import BenchPrompt
 from medusa_cli.bench.results import columns, read_result
+from medusa_cli.bench.resume import KeptTrials
+from medusa_cli.config.loading import load_recipe
 from medusa_cli.data.distill import read_prompts_of_its_own
 from medusa_cli.formats.native import NativeFormat
-from medusa_cli.produce.folder import open_folder
-from medusa_cli.recipe_text import load_recipe
+from medusa_cli.pipeline.run_folder import open_folder
 from medusa_cli.train.checkpoint import TrainLog, TrainState
 from medusa_cli.train.corpus import Corpus
 from medusa_cli.train.loop import make_optimizer

@@ -8,16 +8,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from medusa_cli.assemble import DrafterChoice, adapter_for, check_choice
-from medusa_cli.atomic import write_atomically
+from medusa_cli.config.recipe import LoraSettings
 from medusa_cli.errors import MedusaError
 from medusa_cli.formats.native import read_heads, write_heads
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.recipe import LoraSettings
-from medusa_cli.target.adapter import LearningAdapter, adapter_fingerprint, joined
-from medusa_cli.target.load import fingerprint_of
+from medusa_cli.model.adapter import LearningAdapter, adapter_fingerprint, joined
+from medusa_cli.model.loading.load import fingerprint_of
 from medusa_cli.trees.files import parse_tree, read_measured, read_shape, read_tree, write_tree
 from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.files import write_atomically
 from tests.fuzz.kind import Kind, run
 from tests.fuzz.models import generate, make_folder
 from tests.tiny_heads import FakeTarget, some_heads

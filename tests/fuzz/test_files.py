@@ -17,11 +17,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from medusa_cli.bench.prompt_set import read_questions
+from medusa_cli.config.loading import load_recipe
 from medusa_cli.data.conversations import Counts, read_conversations
 from medusa_cli.data.prompts import read_prompts
 from medusa_cli.errors import MedusaError
 from medusa_cli.formats.native import NativeFormat, write_heads
-from medusa_cli.recipe_text import load_recipe
 from medusa_cli.trees.files import MAX_NODES, parse_tree, read_measured, read_tree
 from tests.tiny_heads import some_heads
 

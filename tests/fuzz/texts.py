@@ -8,10 +8,10 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from medusa_cli.bench.prompt_set import read_questions
+from medusa_cli.config.loading import load_recipe, resolved
 from medusa_cli.data.conversations import Counts, read_conversations
 from medusa_cli.data.prompts import read_prompts
 from medusa_cli.data.tokens import prompt_ids, tokenize
-from medusa_cli.recipe_text import load_recipe, resolved
 from tests.fuzz.kind import QUICK, Kind
 from tests.fuzz.models import make_folder
 

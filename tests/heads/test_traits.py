@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from medusa_cli.errors import HeadsMismatch
 from medusa_cli.heads.config import check_belongs
 from medusa_cli.heads.traits import Traits, differences, traits_of
-from medusa_cli.target.load import rows_of
-from medusa_cli.target.model import Target
+from medusa_cli.model.loading.load import rows_of
+from medusa_cli.model.target import Target
 from tests.tiny_folders import CHAT_TEMPLATE, tiny_config, tiny_tokenizer
 from tests.tiny_heads import FakeTarget, some_heads
 from tests.tiny_models import target_of, tiny_model

@@ -10,8 +10,8 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.target.cache import TreeCache
-from medusa_cli.target.model import Target
+from medusa_cli.model.cache import TreeCache
+from medusa_cli.model.target import Target
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import SHAPES, PerPositionDrafter, RandomDrafter
 from tests.real_drafters import REAL

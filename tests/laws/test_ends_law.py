@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.acceptance.logits_processors import Shaping, shaping_of
 from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.acceptance.shaping import Shaping, shaping_of
 from medusa_cli.contracts import AcceptanceRule, Step
 from medusa_cli.decode import loop
 from medusa_cli.decode.loop import Generation, Parts, collect, decode, generation_of
 from medusa_cli.decode.rows import Limits, Rows
 from medusa_cli.decode.stop_strings import StopStrings
 from medusa_cli.decode.text import TextStream
-from medusa_cli.drafters import watched
+from medusa_cli.drafters import adaptive
 from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 from tests.decode.test_ends import letters
 from tests.real_drafters import DEPTH, REAL
 from tests.tiny_models import SAMPLED, SEED, Known, counting_model, known, prompt_of, sampled, target_of, tiny_model
@@ -130,8 +130,8 @@ class CacheLengths:
 @pytest.fixture(autouse=True)
 def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "watching", lambda target: nullcontext([CacheLengths()]))
-    monkeypatch.setattr(watched, "PLAIN_EVERY", 2)
-    monkeypatch.setattr(watched, "PLAIN_STEPS", 1)
+    monkeypatch.setattr(adaptive, "PLAIN_EVERY", 2)
+    monkeypatch.setattr(adaptive, "PLAIN_STEPS", 1)
 
 
 def assert_ends(texts: Texts, drafter: str, end: End, max_rows: int = 2) -> list[Generation]:

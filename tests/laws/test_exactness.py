@@ -13,7 +13,7 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 from medusa_cli.trees.files import parse_tree
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import DRAFTERS, SHAPES

@@ -17,8 +17,8 @@ from medusa_cli.decode.loop import Parts, collect, decode
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import TargetError
-from medusa_cli.target.attach import attach_forward
-from medusa_cli.target.model import Target
+from medusa_cli.model.runners.select import attach_forward
+from medusa_cli.model.target import Target
 from tests.fakes import SHAPES, OracleDrafter, RandomDrafter, WrongDrafter
 from tests.tiny_models import (
     ARCHITECTURES,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from medusa_cli.acceptance.draws import Stream
 from medusa_cli.acceptance.lossless import Lossless
+from medusa_cli.acceptance.random_streams import Stream
 from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.rows import Limits

@@ -9,11 +9,11 @@ import random
 import pytest
 
 from medusa_cli.acceptance.greedy import Greedy
+from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.recipe import TargetSettings
-from medusa_cli.target.load import load_target
+from medusa_cli.model.loading.load import load_target
 from tests.fakes import SHAPES, RandomDrafter
 from tests.tiny_models import greedy_of
 

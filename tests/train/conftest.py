@@ -9,11 +9,11 @@ import torch
 
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 from medusa_cli.train.checkpoint import Checkpoints, RunIdentity, TrainLog
 from medusa_cli.train.corpus import Corpus, Examples
 from medusa_cli.train.events import Event, Outlets
-from medusa_cli.train.joint import JointTexts
+from medusa_cli.train.joint.loop import JointTexts
 from medusa_cli.train.loop import Sets
 from medusa_cli.train.store import Sample
 from medusa_cli.train.texts import Texts

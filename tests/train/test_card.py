@@ -6,8 +6,8 @@ import os
 import pytest
 import yaml
 
+from medusa_cli.config.recipe import Recipe
 from medusa_cli.errors import TrainingError
-from medusa_cli.recipe import Recipe
 from medusa_cli.train.card import FittedTree, Provenance, render_card, write_card
 from medusa_cli.train.measure import Accuracy
 

@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
+from medusa_cli.config.recipe import Recipe, TrainSettings
 from medusa_cli.errors import TrainingError
-from medusa_cli.recipe import Recipe, TrainSettings
 from medusa_cli.train.checkpoint import TrainLog, recipe_hash
 from medusa_cli.train.events import Event
 from medusa_cli.train.loop import train

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from medusa_cli.config.recipe import TrainSettings
 from medusa_cli.errors import TrainingError
-from medusa_cli.recipe import TrainSettings
-from medusa_cli.train.beliefs import beliefs_at
 from medusa_cli.train.corpus import NOT_ASKED, OUTSIDE, Corpus, Examples
+from medusa_cli.train.dynamic_replay import beliefs_at
 from medusa_cli.train.loop import Sets, train
 from medusa_cli.train.measure import (
     PathCounts,

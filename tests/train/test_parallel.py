@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from medusa_cli.config.recipe import Recipe, TargetSettings, TrainSettings
 from medusa_cli.errors import TrainingError
-from medusa_cli.launch import Place, follows, place_of
-from medusa_cli.recipe import Recipe, TargetSettings, TrainSettings
 from medusa_cli.train.checkpoint import recipe_hash
 from medusa_cli.train.loop import train
 from medusa_cli.train.loss import combine, score_and_learn
 from medusa_cli.train.parallel import ALONE, Processes, device_of
+from medusa_cli.util.process_rank import Place, follows, place_of
 
 TORCHRUN = {
     "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1",

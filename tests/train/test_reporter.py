@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from medusa_cli.config.recipe import TrainSettings
 from medusa_cli.errors import MissingExtra, TrainingError
-from medusa_cli.recipe import TrainSettings
 from medusa_cli.train.checkpoint import TrainLog
-from medusa_cli.train.decodes import Decoded
+from medusa_cli.train.early_stopping import Decoded
 from medusa_cli.train.events import Outlets
 from medusa_cli.train.loop import Sets, train
 from medusa_cli.train.reporter import WandbReporter

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from medusa_cli.errors import TargetError
-from medusa_cli.target.model import Target
+from medusa_cli.model.target import Target
 from medusa_cli.train.corpus import Examples
-from medusa_cli.train.joint import JointTexts, check_logits
-from medusa_cli.train.keep import keep, predictions
+from medusa_cli.train.joint.loop import JointTexts, check_logits
+from medusa_cli.train.kl_loss import keep, predictions
 from medusa_cli.train.texts import Texts
 from tests.tiny_models import target_of, tiny_model
 from tests.train.conftest import HEADS, PROMPT

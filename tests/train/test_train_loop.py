@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from medusa_cli.config.recipe import TrainSettings
 from medusa_cli.errors import TrainingError
-from medusa_cli.recipe import TrainSettings
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
 from medusa_cli.train.loop import Sets, make_optimizer, train
 from medusa_cli.train.measure import measure

@@ -12,8 +12,8 @@ import torch
 
 from medusa_cli.errors import DataError, TreeError
 from medusa_cli.formats import places
-from medusa_cli.lazy import extra_hint
-from medusa_cli.target.costs import CHOICES, Costs, keep, setting_of
+from medusa_cli.model.costs.kept import CHOICES, Costs, keep, setting_of
+from medusa_cli.util.optional import extra_hint
 from medusa_cli.util.remembered import remember
 from tests.trees.inspecting import make_heads, out_of, run, with_cost
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from medusa_cli.trees import render
+from medusa_cli.inspect import render
 from medusa_cli.trees.files import parse_tree, read_tree, write_tree
 from medusa_cli.trees.tree import Path, TokenTree
 

@@ -1,0 +1,265 @@
+"""A run as typed settings: what there is, what each may be, and its default.
+
+This file knows no model and no torch. Defaults live here and nowhere else.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from medusa_cli.errors import RecipeError
+
+
+def _steering(name: str) -> tuple[str, ...]:
+    """The openings or topics that come with the package."""
+    file = Path(__file__).parents[1] / "data" / "steering.yaml"
+    return tuple(yaml.safe_load(file.read_text(encoding="utf-8"))[name])
+
+
+COLDEST = 1e-6  # logits divided by less are no numbers any more
+LARGEST = 2**63 - 1  # what 64 bits count to; float32, in which heads learn, has room for products of two such numbers
+
+
+class Settings(BaseModel):
+    """Base of all settings: unknown names are faults, and settings don't change once made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_yaml_means_it(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML 1.1 reads 1e-4 as text, yes as true, and a section whose lines are comments as nothing."""
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if value is None and isinstance(kind, type) and issubclass(kind, Settings):
+            return {}
+        if isinstance(value, bool) and _takes(kind, int, float):
+            raise PydanticCustomError("int_type" if _takes(kind, int) else "float_type", "no number")
+        if isinstance(value, str) and _takes(kind, int) and "e" in value.lower():
+            with suppress(ValueError):
+                return float(value)
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _can_be_computed_with(cls, value: Any) -> Any:
+        """A number that overflows where it is used is told here, by its name."""
+        if isinstance(value, int | float) and value > LARGEST:
+            raise PydanticCustomError("too_large", "larger than 64 bits count to")
+        return value
+
+
+def _takes(kind: Any, *wanted: type) -> bool:
+    """Whether a setting of this annotation holds one of these types."""
+    return kind in wanted or any(part in wanted for part in get_args(kind))
+
+
+class TargetSettings(Settings):
+    """Which model, and how it is held."""
+
+    model: str = "smollm2-135m"
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps")
+    runner: Literal["auto", "eager", "packed", "blocks", "compiled", "graphs"] = "auto"
+    attention: Literal["auto", "eager", "sdpa", "grouped"] = "auto"
+    device_map: Literal["one", "auto"] = Field("one", description="auto spreads the layers over all GPUs there are")
+    quantize: Literal["none", "4bit", "8bit"] = Field(
+        "none", description="how linear layers are held: 4bit in NF4 (bitsandbytes), 8bit in int8 (torchao)"
+    )
+
+    @model_validator(mode="after")
+    def _device_is_open(self) -> "TargetSettings":
+        if self.device_map == "auto" and self.device not in ("auto", "cuda"):
+            raise ValueError(f"spreads the layers by device_map auto, and names device {self.device}: leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _layers_can_be_laid_out(self) -> "TargetSettings":
+        if self.runner not in ("auto", "eager") and (self.quantize != "none" or self.device_map == "auto"):
+            what = f"quantize {self.quantize}" if self.quantize != "none" else "device_map auto"
+            raise ValueError(f"asks for {what}, and for the {self.runner} runner, which can't: leave one out")
+        return self
+
+
+class HeadsSettings(Settings):
+    """The shape of the heads."""
+
+    type: Literal["medusa", "hydra"] = Field(
+        "medusa", description="hydra heads also see the guesses before theirs: better guesses, dearer drafts"
+    )
+    num_heads: int = Field(4, ge=1, le=16)
+    num_layers: int = Field(1, ge=1, le=8)
+    draft_vocab: int = Field(8192, ge=0, description="entries of the narrowed draft vocabulary; 0 keeps all")
+    sees_root: bool = Field(True, description="show the heads the token that is already decided")
+    stored: Literal["float32", "bfloat16", "float16"] = "float16"
+    own_output: bool = Field(False, description="give the heads an output matrix of their own")
+    start_from: str | None = Field(
+        None, description="a folder or hub id of heads to go on from, of any kind and number, for the same hidden size"
+    )
+
+
+class DataSettings(Settings):
+    """Where prompts and answers come from."""
+
+    dataset: str = Field("self", description="self, a file (.jsonl, .json, .parquet, .txt) or a hub id")
+    dataset_split: str = "train"
+    dataset_config: str | None = Field(None, description="configuration of a hub data set that has several")
+    streaming: bool = Field(False, description="read a hub data set row by row instead of downloading it first")
+    on_bad_row: Literal["skip", "fail"] = "skip"
+    answers_from: str = Field(
+        "auto",
+        description="auto: the data's own answers, and the target's where it has none; self: the target's; "
+        "or the URL of a server that speaks OpenAI's chat completions",
+    )
+    server_model: str | None = Field(None, description="the name the server serves it by; none: the only one there")
+    server_temperature: float = Field(0.0, ge=0, le=2)
+    server_timeout: float = Field(300.0, gt=0, description="seconds to wait for a word of the server")
+    server_tries: int = Field(6, ge=1, description="times a request is sent before the run stops")
+    num_samples: int = Field(2000, ge=1)
+    max_seq_length: int = Field(512, ge=16, description="tokens of prompt and answer together")
+    max_prompt_tokens: int = Field(96, ge=1, description="longest prompt the target writes for itself")
+    max_answer_tokens: int = Field(192, ge=1)
+    prompt_temperature: float = Field(1.0, ge=COLDEST)
+    prompt_top_p: float = Field(0.95, gt=0, le=1)
+    rows: int = Field(96, ge=1, description="rows decoded side by side while the target writes; requests in flight")
+    workers: int = Field(1, ge=1, description="processes that write side by side, each with a copy of the model")
+    held_out: float = Field(0.03, gt=0, lt=0.5, description="share of the samples kept for measuring")
+    max_disk_gb: float | None = Field(None, gt=0, description="gigabytes of hidden states; none: what is free")
+    openings: tuple[str, ...] = Field(
+        default_factory=lambda: _steering("openings"),
+        min_length=1,
+        description="task openings that steer the prompts the target writes",
+    )
+    topics: tuple[str, ...] = Field(
+        default_factory=lambda: _steering("topics"), min_length=1, description="put where an opening says {topic}"
+    )
+
+    @field_validator("answers_from")
+    @classmethod
+    def _check_answers_from(cls, value: str) -> str:
+        """The value without what its URL may end in, or RecipeError, which doesn't repeat a URL: it may hold a key."""
+        return value if value in ("auto", "self") else _server_url(value)
+
+    @property
+    def server(self) -> str | None:
+        """The URL of the server that answers, if one does."""
+        return None if self.answers_from in ("auto", "self") else self.answers_from
+
+    @property
+    def target_answers(self) -> bool:
+        """Whether the target answers, as far as can be told before the data is seen: it may hold prompts alone."""
+        return self.answers_from == "self" or (self.dataset == "self" and self.server is None)
+
+
+def _server_url(text: str) -> str:
+    """The URL that /chat/completions is put behind, or RecipeError."""
+    try:
+        url = urlsplit(text)
+        whole = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        (url.hostname or "").encode("idna")
+    except ValueError:  # a port that is no number, brackets that don't close, a host of no characters
+        whole = False
+    if not whole or any(character.isspace() for character in text):
+        raise RecipeError(
+            "data.answers_from is neither auto, self nor the URL of a server", "for example http://localhost:8000/v1"
+        )
+    if url.username is not None or url.query or url.fragment:
+        raise RecipeError(
+            "data.answers_from: the URL holds more than host and path, perhaps a password",
+            "a run records its URL: give it without, and a key in the environment as OPENAI_API_KEY",
+        )
+    return text.rstrip("/").removesuffix("/chat/completions").rstrip("/")
+
+
+class TrainSettings(Settings):
+    """How the heads learn."""
+
+    epochs: float = Field(2.0, gt=0)
+    max_steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(2048, ge=1, description="supervised positions in a step")
+    learning_rate: float = Field(2e-3, gt=0)
+    warmup_ratio: float = Field(0.03, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    head_decay: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="weight of head k's loss is head_decay ** k; an adapter feels it, heads with AdamW learn alike",
+    )
+    micro_batch_size: int | None = Field(
+        None, ge=1, description="positions of a step learnt from at once, to bound memory; none: the whole step"
+    )
+    loss_chunk: int = Field(512, ge=1, description="positions projected to the draft vocabulary at once")
+    eval_steps: int = Field(100, ge=1)
+    save_steps: int = Field(100, ge=1)
+    decode_steps: int = Field(200, ge=0, description="decode held-out prompts every so many steps; 0: never")
+    patience: int | None = Field(
+        None, ge=1, description="stop after so many decodes without a better one, and keep the best heads; none: don't"
+    )
+    report_to: Literal["none", "wandb"] = "none"
+
+    @model_validator(mode="after")
+    def _patience_sees_decodes(self) -> "TrainSettings":
+        if self.patience is not None and not self.decode_steps:
+            raise ValueError("has patience with decodes, and decode_steps 0, which makes none: leave one out")
+        return self
+
+
+class TreeSettings(Settings):
+    """The tree fitted after training."""
+
+    size: int | None = Field(None, ge=0, description="nodes without the root; none: chosen from the measured costs")
+    max_size: int = Field(63, ge=0)
+
+
+class LoraSettings(Settings):
+    """An adapter of the target that learns together with the heads, once these have learnt alone (Medusa-2)."""
+
+    rank: int = Field(32, ge=1, le=4096)
+    alpha: int = Field(16, ge=1, description="what the adapter adds is multiplied by alpha / rank")
+    dropout: float = Field(0.05, ge=0, lt=1)
+    target_modules: tuple[str, ...] | None = Field(
+        None, min_length=1, description="linear layers by name, as [q_proj, v_proj]; none: all but the output matrix"
+    )
+    epochs: float = Field(1.0, gt=0)
+    max_steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(8, ge=1, description="whole texts in a step")
+    learning_rate: float = Field(1e-4, gt=0, description="of the adapter")
+    heads_learning_rate: float = Field(4e-4, gt=0)
+    warmup_ratio: float = Field(0.03, ge=0, lt=1)
+    keep_weight: float = Field(1.0, gt=0, description="how much the target's own predictions count")
+    heads_weight: float = Field(0.2, ge=0, description="how much the heads' loss counts for the adapter, in the end")
+    heads_warmup: float = Field(1.0, ge=0, le=1, description="share of the steps in which heads_weight is reached")
+    gradient_checkpointing: bool = Field(False, description="compute each layer twice, and hold one at a time")
+
+
+class Recipe(Settings):
+    """Everything a training run needs to know."""
+
+    target: TargetSettings = TargetSettings()
+    heads: HeadsSettings = HeadsSettings()
+    data: DataSettings = DataSettings()
+    train: TrainSettings = TrainSettings()
+    tree: TreeSettings = TreeSettings()
+    lora: LoraSettings | None = None
+    seed: int = Field(0, ge=0, lt=2**62)
+    output_dir: str = Field("runs/heads", min_length=1)
+
+    @field_validator("lora")
+    @classmethod
+    def _weights_can_be_adapted(cls, lora: LoraSettings | None, info: ValidationInfo) -> LoraSettings | None:
+        target = info.data.get("target")
+        if lora is None or target is None:
+            return lora
+        if target.quantize != "none":
+            raise ValueError(f"is merged into full weights, and target.quantize is {target.quantize}: leave one out")
+        if target.device_map != "one":
+            raise ValueError("learns on one device, and target.device_map asks for several: leave one out")
+        if target.dtype == "float16":
+            raise ValueError("can't learn in target.dtype float16, whose gradients vanish: use bfloat16 or float32")
+        return lora

@@ -1,0 +1,211 @@
+"""A drafter of guesses that are gathered on the host, from one source or several, under one budget of nodes.
+
+`ngram` is this with one source; `mixed` adds the heads. Whoever can guess tokens can be a source.
+Shape letters: B rows, K heads, R ranks.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from math import exp
+from typing import Protocol
+
+import torch
+
+from medusa_cli.contracts import Context, Draft, DraftHeads
+from medusa_cli.drafters.step_costs import Pace
+from medusa_cli.drafters.step_times import Lap, Laps, LapTimes
+from medusa_cli.drafters.trie import ROOT, Picked, Trie, draft_of
+
+# steps from a plain one to the next, and between tries of more guesses than seem to pay: soon at first, then rarely
+PLAIN_FIRST, PLAIN_EVERY = 8, 64
+TRY_FIRST, TRY_EVERY = 4, 256
+SLOWLY = 0.02  # weight of the latest step in how far chances are trusted
+FORGIVEN = 0.02  # of that, in a step without guesses
+LEAST_TRUST = 0.05  # guesses that are all wrong are still made where they are surest
+DOUBT = 0.5  # of what a node costs on average where it costs least: the last of them may cost less
+
+
+class Source(Protocol):
+    """Adds guesses to each row's trie."""
+
+    def start(self, context: Context) -> None:
+        """Rows are other ones than before."""
+
+    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
+        """Guesses for the tokens after each row's root; those with a chance below `floor` may be left out."""
+
+
+class Budget:
+    """How many nodes pay: at most `size`, and no more than their chances are worth at this machine's pace.
+
+    n guesses under each root bring 1 token and their chances summed, and take the seconds of a step of that size. At R
+    tokens a second so far, the n is taken that is most tokens ahead of R: what the step brings, less R times what it
+    takes. Chances are trusted as far as they came true lately. Without a pace, `size` nodes are always taken.
+
+    What is never tried can't be learnt. So the first step is plain and others are now and then, and now and then
+    about twice as many guesses are made as seem to pay: a table that calls them dear is found out.
+    """
+
+    def __init__(self, size: int, pace: Pace | None = None) -> None:
+        self.size = size
+        self.pace = pace
+        self._kept = self._hoped = 1.0  # guesses a step, and the chances they were given
+        self._promised = 0.0
+        self._plain = _Turn(PLAIN_FIRST, PLAIN_EVERY, left=0)
+        self._more = _Turn(TRY_FIRST, TRY_EVERY, left=TRY_FIRST)
+
+    @property
+    def trust(self) -> float:
+        """What a chance has been worth."""
+        return self._kept / self._hoped
+
+    def floor(self, num_rows: int) -> float:
+        """A chance that pays for no node: sources needn't look for guesses below it."""
+        if self.pace is None or not self.size or self._more.due:
+            return 0.0
+        plain = self.pace.seconds(num_rows)
+        cost = min((self.pace.seconds(num_rows * (n + 1)) - plain) / n for n in range(1, self.size + 1))
+        return max(0.0, DOUBT * self.pace.tokens_a_second * cost / max(self.trust, LEAST_TRUST))
+
+    def num_nodes(self, chances: Sequence[Sequence[float]]) -> int:
+        """Nodes of a row, the root left out, given each row's chances from the best down."""
+        most = min(self.size, max(map(len, chances)))
+        if self.pace is None:
+            return most
+        count = self._count(self.pace, chances, most)
+        self._promised = sum(sum(row[:count]) for row in chances) / len(chances)
+        return count
+
+    def _count(self, pace: Pace, chances: Sequence[Sequence[float]], most: int) -> int:
+        """What brings most, or what must be tried again."""
+        if self._plain.take():
+            return 0
+        most = most if pace.most is None else min(most, pace.most)
+        best = self._best(pace, chances, most)
+        return min(most, 2 * best + 1) if self._more.take(can=most > 0) else best
+
+    def _best(self, pace: Pace, chances: Sequence[Sequence[float]], most: int) -> int:
+        """The number of nodes that brings most."""
+        rate, rows, trust = pace.tokens_a_second, len(chances), self.trust
+        brings, count = 1.0, 0
+        best = brings - rate * pace.seconds(rows)
+        for nodes in range(1, most + 1):
+            brings += trust * sum(row[nodes - 1] for row in chances if len(row) >= nodes) / rows
+            ahead = brings - rate * pace.seconds(rows * (nodes + 1))
+            if ahead > best:
+                best, count = ahead, nodes
+        return count
+
+    def saw(self, num_nodes: int, lap: Lap) -> None:
+        """The last step verified so many nodes, roots included."""
+        if self.pace is None:
+            return
+        self.pace.saw(num_nodes, lap.seconds, lap.tokens, guesses=self._promised > 0)
+        if self._promised:
+            self._kept += SLOWLY * (lap.tokens - 1 - self._kept)
+            self._hoped += SLOWLY * (self._promised - self._hoped)
+        else:  # no news: what was lost of trust comes back in time, and is tried again
+            self._kept += SLOWLY * FORGIVEN * (self._hoped - self._kept)
+
+
+class _Turn:
+    """When something is to be done again: after `first` steps, then after twice as many each time, up to `every`."""
+
+    def __init__(self, first: int, every: int, *, left: int) -> None:
+        self._wait, self._every = first, every
+        self._left = left
+
+    @property
+    def due(self) -> bool:
+        """Whether it is to be done at the next step that can."""
+        return self._left <= 0
+
+    def take(self, can: bool = True) -> bool:
+        """A step more: whether it is done now."""
+        if self._left > 0 or not can:
+            self._left -= 1
+            return False
+        self._left = self._wait - 1
+        self._wait = min(self._every, 2 * self._wait)
+        return True
+
+
+class GatheredDrafter:
+    """Asks every source, and drafts the likeliest guesses that the budget pays for."""
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        budget: Budget,
+        name: str = "mixed",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name = name
+        self.sources = sources
+        self.budget = budget
+        self.size = budget.size
+        self.lap_times = LapTimes()
+        self._laps = Laps(clock)
+        self._num_nodes = 0  # that the last step verified
+
+    def start(self, context: Context) -> None:
+        """Rows are other ones than before."""
+        self._laps.restart()
+        for source in self.sources:
+            source.start(context)
+
+    @torch.inference_mode()
+    def propose(self, context: Context) -> Draft:
+        """One tree for each row; the root alone where nothing is likely enough. Reads guesses on the host."""
+        if lap := self._laps.lap(context):
+            self.budget.saw(self._num_nodes, lap)
+            self.lap_times.add(self._num_nodes, lap)
+        tries = [Trie(tokens[-1]) for tokens in context.tokens]
+        floor = self.budget.floor(len(tries))
+        for source in self.sources:
+            source.plant(context, tries, floor)
+        likeliest = [trie.likeliest(self.size) for trie in tries]
+        chances = [[trie.chances[node] for node in nodes] for trie, nodes in zip(tries, likeliest, strict=True)]
+        count = self.budget.num_nodes(chances)
+        self._num_nodes = len(tries) * (count + 1)
+        picked = [Picked(trie, nodes[:count]) for trie, nodes in zip(tries, likeliest, strict=True)]
+        return draft_of(picked, context.root_B.device)
+
+
+class HeadGuesses:
+    """Medusa heads as a source: the likeliest paths by the product of the heads' chances."""
+
+    def __init__(self, heads: DraftHeads, size: int) -> None:
+        self.heads = heads
+        self.size = size
+        self.num_ranks = min(size, heads.config.draft_vocab)
+
+    def start(self, context: Context) -> None:
+        """Heads remember nothing between steps."""
+
+    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
+        """The `size` likeliest paths of each row."""
+        logits_BKW = self.heads(self.heads.inputs(context.hidden_BH, context.root_B[:, None]))
+        best = logits_BKW.float().log_softmax(-1).topk(self.num_ranks, dim=-1)
+        ids_BKR = self.heads.to_target_ids(best.indices).tolist()
+        for trie, ids_KR, logp_KR in zip(tries, ids_BKR, best.values.tolist(), strict=True):
+            _plant_likeliest(trie, ids_KR, logp_KR, self.size, floor)
+
+
+def _plant_likeliest(
+    trie: Trie, ids_KR: Sequence[Sequence[int]], logp_KR: Sequence[Sequence[float]], size: int, floor: float
+) -> None:
+    """Best-first: after a path come its next sibling and its first child, neither of which is likelier."""
+    waiting = [(-logp_KR[0][0], 0, 0, ROOT, 0.0)]  # (cost, head, rank, parent, log-chance of the parent)
+    for _ in range(size):
+        if not waiting:
+            return
+        cost, head, rank, parent, before = heappop(waiting)
+        if exp(-cost) < floor:
+            return
+        node = trie.grow(parent, ids_KR[head][rank], exp(-cost))
+        if rank + 1 < len(ids_KR[head]):
+            heappush(waiting, (-(before + logp_KR[head][rank + 1]), head, rank + 1, parent, before))
+        if head + 1 < len(ids_KR):
+            heappush(waiting, (cost - logp_KR[head + 1][0], head + 1, 0, node, -cost))

@@ -1,0 +1,98 @@
+"""How a forward is launched: eager, packed (linear layers in layouts of medusa_cli/kernels), blocks, compiled, graphs.
+
+blocks is packed where a step's few rows read the weights in 4, 8 or 16 bits, for models whose weights can be stored so.
+compiled has layers that read their weights in place, whatever these are, under one program (runners/compiled.py).
+graphs leaves layers as they are and replays what a GPU recorded (runners/cuda_graphs.py).
+"""
+
+import ctypes
+import logging
+import platform
+
+from torch import nn
+
+from medusa_cli.errors import TargetError
+from medusa_cli.kernels.blocks import BlockLinear, functions
+from medusa_cli.kernels.layout import packed_linear
+from medusa_cli.kernels.native import CannotCompile
+from medusa_cli.util.paths import say_once
+
+PLAIN = ("eager", "graphs")
+"""Runners that leave the layers as the library made them, wherever these are."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse the memory of large tensors instead of handing it back to the system.
+
+    A forward frees and takes the same megabytes hundreds of times; each time the system would clear the pages again,
+    which cost half of the time of a forward over many rows. Other C libraries are left as they are.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+        libc.mallopt(_M_TRIM_THRESHOLD, _LARGEST)
+
+
+def give_back_freed_memory() -> None:
+    """Hand the system what a large forward left free, once for all of its layers.
+
+    Blocks of the next forward have other sizes and seldom fit into those holes: a heap that keeps them grows with every
+    prompt. Only the pages that are touched again are cleared again.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def lay_out(model: nn.Module, wanted: str) -> str:
+    """Give the model, in place, the linear layers of the runner asked for; says which runner it became.
+
+    `auto` is what is quickest as far as is known (runners/autotune.py finds out): blocks where a compiler is there and
+    weights lie on a grid, else packed. Raises TargetError when blocks were asked for by name and can't be had.
+    """
+    if wanted in PLAIN:
+        return wanted
+    if wanted == "packed":
+        pack(model, blocks=False)
+        return wanted
+    reason = why_no_blocks()
+    if wanted == "compiled":
+        if reason is not None:
+            raise TargetError(f"the compiled runner can't run: {reason}", "install a C++ compiler, or --runner packed")
+        pack(model, blocks=True, plain=True)
+        return wanted
+    pack(model, blocks=reason is None)
+    if any(isinstance(module, BlockLinear) for module in model.modules()):
+        return "blocks"
+    if wanted == "blocks":
+        raise TargetError(
+            f"the blocks runner can't run: {reason or 'no weights of this model fit 4, 8 or 16 bits'}",
+            "use --runner packed; models in bfloat16 and GGUF files in Q4_0, Q4_1 or Q8_0 have such weights",
+        )
+    return "packed"
+
+
+def why_no_blocks() -> str | None:
+    """What keeps the compiled functions away, in words; None when they are there."""
+    try:
+        functions()
+    except CannotCompile as error:
+        say_once(f"steps are slower than they could be, without compiled kernels: {error}", logging.DEBUG)
+        return str(error)
+    return None
+
+
+def pack(model: nn.Module, *, blocks: bool, plain: bool = False) -> None:
+    """Replace the model's linear layers by packed ones, in place; embeddings keep their own weight.
+
+    blocks   weights that can be stored in fewer bits become blocks. Raises CannotCompile where these can't be had
+    plain    the other weights are read where they lie
+    """
+    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                packed = packed_linear(child.weight, child.bias, blocks=blocks, plain=plain)
+                packed.tied_to = child.weight if child.weight in embeddings else None
+                setattr(parent, name, packed)

@@ -1,0 +1,352 @@
+"""Target: the big model behind three verbs, and what is to be known of it.
+
+It knows no drafter, no rule and no loop. Shape letters: B rows, N nodes, T positions, H hidden, V vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_cli.contracts import Draft, Seen
+from medusa_cli.errors import TargetError
+from medusa_cli.kernels.attend import MOST_NODES, can_attend
+from medusa_cli.model import attention
+from medusa_cli.model.cache import Place, TreeCache
+from medusa_cli.model.forward_memory import ForwardMemory
+from medusa_cli.model.identity import Identity
+from medusa_cli.model.masks import MaskKinds
+from medusa_cli.model.prefill import OnRead, Piece, pieces
+from medusa_cli.model.rotary import RotaryTables, TableSpans
+from medusa_cli.model.runners.compiled import CompiledForward
+from medusa_cli.model.runners.cuda_graphs import GraphedForward, Inputs
+from medusa_cli.model.runners.export import MOST_TOKENS
+from medusa_cli.model.runners.kinds import PLAIN, give_back_freed_memory
+from medusa_cli.model.runners.stock import StockForward
+from medusa_cli.trees.tree import Ancestry, TokenTree
+
+GIVE_BACK_FROM = 32 * 2**20  # bytes of a forward: the memory of smaller ones is kept for the next
+
+
+class Target:
+    """A loaded causal language model. Stock modelling code, verified by trees through masks and positions.
+
+    model       a transformers causal LM in eval mode; its linear layers may have been packed
+    tokenizer   its tokenizer, or None for tests on ids
+    kinds       layer kind -> window, as `masks.tree_masks` wants them
+    stop_ids    ids that end a text
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any, kinds: MaskKinds, stop_ids: frozenset[int], identity: Identity
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.stock = StockForward(model, kinds)
+        self.stop_ids = stop_ids
+        self.identity = identity
+        self.config = model.config.get_text_config()
+        self.compiled: CompiledForward | None = None
+        self.graphed: GraphedForward | None = None
+
+    @property
+    def name(self) -> str:
+        """The alias, hub id or folder it was asked for by."""
+        return self.identity.name
+
+    @property
+    def fingerprint(self) -> str:
+        """A short hash that tells these weights from others of the same shape."""
+        return self.identity.fingerprint
+
+    @property
+    def rows(self) -> str | None:
+        """A hash over numbers of every row of the embeddings and of the output matrix: few changed rows show in it."""
+        return self.identity.rows
+
+    @cached_property
+    def tables(self) -> RotaryTables:
+        """Which rotary table turns which node."""
+        return RotaryTables(self.model, self.stock.cache_name)
+
+    @property
+    def kinds(self) -> MaskKinds:
+        """Layer kind -> window."""
+        return self.stock.kinds
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        return self.stock.device
+
+    @cached_property
+    def devices(self) -> list[torch.device]:
+        """Where the weights are: one device, or those that the layers are spread over."""
+        return sorted({parameter.device for parameter in self.model.parameters()} | {self.device}, key=str)
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """The dtype of weights, masks and hidden states."""
+        return self.stock.dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """The dtype as recipes and documents write it: float32."""
+        return str(self.dtype).removeprefix("torch.")
+
+    @cached_property
+    def output_weight(self) -> Tensor:
+        """The output matrix [V, H], on the device where inputs go: a copy, where layers lie on several."""
+        output = self.model.get_output_embeddings()
+        weight_VH: Tensor = output.weight.detach() if isinstance(output, nn.Linear) else output.dense()
+        return weight_VH.to(self.device)
+
+    @cached_property
+    def output_bias(self) -> Tensor | None:
+        """The output's bias [V], or None."""
+        bias = self.model.get_output_embeddings().bias
+        return None if bias is None else bias.detach().to(self.device)
+
+    @cached_property
+    def hidden_size(self) -> int:
+        """H, as the output matrix takes it: not always the config's hidden_size."""
+        return self.model.get_output_embeddings().in_features
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """V: rows of the output matrix."""
+        return self.model.get_output_embeddings().out_features
+
+    @cached_property
+    def real_vocab(self) -> int:
+        """Ids the tokenizer knows; those past it are padding of the matrix and are never drafted."""
+        return min(self.vocab_size, len(self.tokenizer)) if self.tokenizer is not None else self.vocab_size
+
+    @property
+    def context_limit(self) -> int | None:
+        """The most positions the model has, or None."""
+        return self.stock.context_limit
+
+    def check_ids(self, rows: Iterable[Sequence[int]]) -> None:
+        """Raise TargetError when a token has no embedding: the tokenizer is another model's, or was added to."""
+        highest = max((max(row) for row in rows if row), default=0)
+        known = len(self.model.get_input_embeddings().weight)
+        if highest >= known:
+            token = "" if self.tokenizer is None else f" ({self.tokenizer.convert_ids_to_tokens(highest)!r})"
+            raise TargetError(
+                f"token id {highest}{token} is beyond the {known} embeddings of {self.name}",
+                "use the tokenizer that came with the model, or resize the model's embeddings to it and save it again",
+            )
+
+    @property
+    def mask_mapping(self) -> list[str] | None:
+        """The kinds of layers when this architecture picks its masks out of a mapping, else None."""
+        return self.stock.mask_mapping
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that write keys and values."""
+        return self.config.num_hidden_layers
+
+    @cached_property
+    def cache_bytes_per_token(self) -> int:
+        """Bytes that one token takes in the cache, all layers together: measured."""
+        cache = self.new_cache(1, 1)
+        self.prefill([[0]], cache)
+        return cache.num_bytes() // cache.layers[0].capacity
+
+    def new_cache(self, num_rows: int, capacity: int) -> TreeCache:
+        """An empty cache for `num_rows` rows with room for `capacity` columns each (it grows when needed)."""
+        cache = self._cache(num_rows, capacity)
+        if self.graphed is not None:
+            self.graphed.arena.lend_to(cache)
+        return cache
+
+    def release(self) -> None:
+        """Give back the memory that is held for texts to come, unless one is being written."""
+        if self.graphed is not None:
+            self.graphed.release()
+
+    def _cache(self, num_rows: int, capacity: int) -> TreeCache:
+        return TreeCache(self.num_layers, num_rows, capacity, self._windows)
+
+    @cached_property
+    def _windows(self) -> list[int | None]:
+        """The window of each layer, None for full attention."""
+        if len(self.kinds) == 1:
+            return list(self.kinds.values()) * self.num_layers
+        return [self.kinds[kind] for kind in self.config.layer_types]
+
+    @cached_property
+    def attends_natively(self) -> bool:
+        """Whether attention to a few nodes runs in the compiled kernel: beside packed layers, where it can be had.
+
+        Tried with one node: some models rework what the cache gives back, and attention never meets the layer again.
+        """
+        if self.identity.runner in PLAIN or self.identity.attention != attention.NAME or not can_attend():
+            return False
+        cache, root = self.new_cache(1, 1), TokenTree.empty()
+        self.stock(torch.zeros(1, 1, dtype=torch.long), root, cache.place(slice(0, 1), 1, self.device, root), cache)
+        return all(layer.attended for layer in cache.layers)
+
+    @cached_property
+    def forward_memory(self) -> ForwardMemory:
+        """What a forward takes beside weights and cache."""
+        on_cpu, kinds = self.device.type == "cpu", len(self.kinds)
+        return ForwardMemory.of(self.config, self.dtype.itemsize, self.identity.attention, kinds=kinds, on_cpu=on_cpu)
+
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        cache: TreeCache,
+        first_row: int = 0,
+        as_long_as: Sequence[int] | None = None,
+        on_read: OnRead | None = None,
+    ) -> Seen:
+        """Read prompts into rows, from `first_row` on, and commit them; shows each one's last position (N = 1).
+
+        What these rows hold already is the beginning of their prompts: only the rest is read, in pieces.
+
+        as_long_as   the text length whose rotary table turns each prompt, up to that length; None: its own
+        """
+        held = cache.lengths[first_row : first_row + len(prompts)]
+        unread, read, shown = sum(map(len, prompts)) - sum(held), 0, []
+        for piece in pieces(prompts, held, self.forward_memory, as_long_as):
+            seen = self.read_piece(piece, cache, first_row)
+            if piece.is_last:
+                shown.append(seen)
+            read += piece.num_tokens
+            if on_read is not None:
+                on_read(read, unread)
+        if len(shown) == 1:
+            return shown[0]
+        return Seen(torch.cat([seen.hidden_BNH for seen in shown]), torch.cat([seen.logits_BNV for seen in shown]))
+
+    @torch.inference_mode()
+    def read_piece(self, piece: Piece, cache: TreeCache, first_row: int = 0) -> Seen:
+        """Read one piece of prompts whose first row is `first_row`, and commit it; shows each row's last position."""
+        rows = slice(first_row + piece.row, first_row + piece.row + len(piece.ids))
+        tokens_BN = piece.tokens_BN
+        last_B1 = torch.tensor(piece.lengths, device=self.device)[:, None] - 1
+        chain = TokenTree.chain(tokens_BN.shape[1] - 1)
+        ends = [held + read for held, read in zip(cache.lengths[rows], piece.lengths, strict=True)]
+        seen = self._forward(tokens_BN.to(self.device), chain, cache, rows, last_B1, TableSpans(piece.as_long_as, ends))
+        cache.commit(rows, piece.lengths)
+        return seen
+
+    @torch.inference_mode()
+    def verify(self, draft: Draft, cache: TreeCache, as_long_as: Sequence[int] | None = None) -> Seen:
+        """Score every node of the draft with one forward. Commits nothing: `cache.keep` does.
+
+        as_long_as   as of `prefill`, for nodes that are the beginning of a text; None: they come after one
+        """
+        rows = slice(0, len(draft.tokens_BN))
+        if not self.tables.vary:
+            return self._forward(draft.tokens_BN, draft.tree, cache, rows, None, None)
+        ends = [length + draft.tree.max_depth + 1 for length in cache.lengths[rows]]
+        spans = TableSpans(as_long_as or [0] * len(ends), ends)
+        return self._forward(draft.tokens_BN, draft.tree, cache, rows, None, spans)
+
+    def ready(self, draft: Draft, texts: Sequence[Sequence[int]], cache: TreeCache) -> Draft:
+        """The draft as far as it can be verified at once; rows whose rotary table changes here are read anew before.
+
+        texts   each row's tokens so far, the root included
+        """
+        if not self.tables.turns:
+            return draft
+        lengths = cache.lengths[: len(texts)]
+        for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
+            if length in self.tables.turns:
+                cache.drop(row)
+                self.prefill([text[:length]], cache, row, as_long_as=[length + 1])
+        return self.tables.until_turn(draft, lengths)
+
+    @torch.inference_mode()
+    def hidden(self, texts: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> Tensor:
+        """Final normed hidden states [B, T, H] of texts, zeros past each one's end. They are read in pieces.
+
+        prompts   tokens of each text that were given at once, as decoding sees them; None: all
+        """
+        self.release()
+        lengths = list(map(len, texts))
+        shape = len(texts), max(lengths), self.hidden_size
+        hidden_BTH = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        for start, firsts in self.tables.readings(prompts or lengths, lengths):
+            self._read_into(hidden_BTH, start, texts, firsts)
+        return hidden_BTH
+
+    def _read_into(self, hidden_BTH: Tensor, start: int, texts: Sequence[Sequence[int]], firsts: Sequence[int]) -> None:
+        """Put the hidden states of whole texts in place, from `start` on; `firsts`: as prefill's `as_long_as`."""
+        cache = self._cache(*hidden_BTH.shape[:2])
+        for piece in pieces(texts, [0] * len(texts), self.forward_memory, firsts):
+            begun = cache.lengths[piece.row]
+            self.read_piece(piece, cache)
+            shown = max(begun, start)
+            for row, states_TH in enumerate(self.stock.last_BNH, start=piece.row):
+                end = begun + piece.lengths[row - piece.row]
+                hidden_BTH[row, shown:end] = states_TH[shown - begun : end - begun].to(self.device)
+
+    def read(self, ids_BT: Tensor, lengths: Sequence[int]) -> Tensor:
+        """As `hidden`, by the library's plain forward without a cache, which gradients can go back through.
+
+        Rows are padded on the right: a causal model's states before the padding don't see it. Each row is turned by
+        the rotary table of its own length: a text that was written across a change of tables is read as a prompt.
+        """
+        positions_BT = torch.arange(ids_BT.shape[1], device=self.device).expand(len(ids_BT), -1)
+        spans = TableSpans(lengths, lengths)
+        with self.tables.of(spans, [0] * len(ids_BT), positions_BT):
+            return self.stock.plain(ids_BT)
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """The target's logits [..., V] after final hidden states [..., H]."""
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        config = self.config
+        cap = getattr(config, "final_logit_softcapping", None)
+        logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _forward(
+        self,
+        tokens_BN: Tensor,
+        tree: TokenTree,
+        cache: TreeCache,
+        rows: slice,
+        wanted_BW: Tensor | None,
+        spans: TableSpans | None,
+    ) -> Seen:
+        """One forward over the nodes of a tree; hidden states and logits at the `wanted` nodes, or at all.
+
+        spans   which rotary tables turn the nodes; None where the model has but one
+        """
+        tree = tree.to(self.device)
+        if self.graphed is not None and wanted_BW is None and self.graphed.takes(tree.num_nodes, cache):
+            return self.graphed(tokens_BN, tree, cache)
+        native = self.attends_natively and tree.num_nodes <= MOST_NODES
+        place = cache.place(rows, tree.num_nodes, self.device, tree if native else None)
+        if self.compiled is not None and native and wanted_BW is None and tokens_BN.numel() <= MOST_TOKENS:
+            assert place.nodes is not None
+            return self.compiled(tokens_BN, self.stock.positions(tree, place), place.nodes, cache.stores(place))
+        with self.tables.of(spans, cache.lengths[rows], self.stock.positions(tree, place)):
+            return self._run(tokens_BN, tree, place, cache, wanted_BW)
+
+    @torch.inference_mode()
+    def at(self, inputs: Inputs, cache: TreeCache) -> Seen:
+        """The forward over inputs of a fixed place, as it is recorded: nothing in it is read on the host."""
+        place = inputs.place()
+        for layer in cache.layers:
+            layer.place = place
+        seen = self._run(inputs.tokens_BN, inputs, place, cache, None)
+        self.stock.forget()  # a graph's memory is given back when nobody looks at it
+        return seen
+
+    def _run(self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache, wanted_BW: Tensor | None) -> Seen:
+        """One forward that writes where `place` says."""
+        seen = self.stock(tokens_BN, tree, place, cache, wanted_BW)
+        if (
+            self.device.type == "cpu"
+            and self.forward_memory.bytes(len(tokens_BN), tree.num_nodes, place.used) > GIVE_BACK_FROM
+        ):
+            give_back_freed_memory()
+        return seen

@@ -1,0 +1,132 @@
+"""What reading, writing and learning take on this machine: each tried for a moment, with the recipe's own sizes.
+
+Nothing is written anywhere. Shape letters: B rows or places, K heads, V rows of the output matrix, H hidden.
+"""
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from medusa_cli.config.recipe import Recipe
+from medusa_cli.contracts import Draft
+from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.model.clock import now
+from medusa_cli.model.costs.by_nodes import random_ids
+from medusa_cli.model.target import Target
+from medusa_cli.pipeline.decode_eval import NEW_TOKENS, PROMPTS
+from medusa_cli.pipeline.given_answers import READ_TOKENS
+from medusa_cli.train.loop import make_optimizer
+from medusa_cli.train.loss import score_and_learn
+from medusa_cli.trees.tree import TokenTree
+from medusa_cli.util.threads import threads_to_share
+
+PREFILL_ROWS, PREFILL_TOKENS = 8, 32
+STEPS, PLACES = 3, 512
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Seconds of each kind of work, in one process as the run would have it.
+
+    read_token   a token that is read: a prompt's, or one of a given text
+    step         a step of all rows side by side, each half way through its text
+    learn_place  a place of a training batch
+    decode       held-out prompts decoded with heads, if no guess is right; none of it while nothing is decoded
+    """
+
+    read_token: float
+    step: float
+    learn_place: float
+    decode: float
+
+
+def measure_effort(recipe: Recipe, target: Target, heads: MedusaHeads) -> Effort:
+    """Some seconds of each. `heads` are fresh ones of this recipe, and are trained on noise: throw them away."""
+    with _threads_of_one(recipe.data.workers, target):
+        read, step = _reading(recipe, target), _stepping(recipe, target, recipe.data.rows, nodes=1)
+    return Effort(read, step, _learning(recipe, heads), _decoding(recipe, target, read))
+
+
+@torch.inference_mode()
+def _reading(recipe: Recipe, target: Target) -> float:
+    """Seconds a token while prompts, or texts that are given, are read."""
+    if recipe.data.target_answers:
+        rows, tokens = min(PREFILL_ROWS, recipe.data.rows), PREFILL_TOKENS
+    else:
+        tokens = min(recipe.data.max_seq_length, READ_TOKENS)
+        rows = max(1, READ_TOKENS // tokens // 4)
+    tokens = min(tokens, target.context_limit or tokens)
+    texts = random_ids(target, rows * tokens).view(rows, tokens).tolist()
+    return _median(target.device, lambda: target.hidden(texts), 2) / (rows * tokens)
+
+
+@torch.inference_mode()
+def _stepping(recipe: Recipe, target: Target, rows: int, nodes: int) -> float:
+    """Seconds of a step while so many rows write, each with so many nodes."""
+    data = recipe.data
+    rows = min(rows, data.num_samples)
+    held = (
+        (data.max_prompt_tokens + data.max_answer_tokens // 2) if data.dataset == "self" else data.max_seq_length // 2
+    )
+    held = max(1, min(held, (target.context_limit or held + nodes) - nodes))
+    cache = target.new_cache(rows, held + nodes)
+    target.prefill([random_ids(target, held)[0].tolist()], cache)
+    if rows > 1:
+        cache.copy_prefix(0, slice(1, rows), held)
+    tokens_BN = torch.zeros(rows, nodes, dtype=torch.long, device=target.device)
+    draft = Draft(tokens_BN, TokenTree.chain(nodes - 1).to(target.device))
+    return _median(target.device, lambda: target.verify(draft, cache).logits_BNV.argmax(-1), STEPS)
+
+
+def _decoding(recipe: Recipe, target: Target, read_token: float) -> float:
+    """Seconds of a decode of held-out prompts at most, the drafts left out."""
+    if not recipe.train.decode_steps:
+        return 0.0
+    data = recipe.data
+    rows = min(PROMPTS, data.rows)
+    prompt = data.max_prompt_tokens if data.dataset == "self" else data.max_seq_length // 2
+    step = _stepping(recipe, target, rows, recipe.heads.num_heads + 1)
+    return PROMPTS * prompt * read_token + PROMPTS / rows * min(NEW_TOKENS, data.max_answer_tokens) * step
+
+
+def _learning(recipe: Recipe, heads: MedusaHeads) -> float:
+    """Seconds a place of a training step."""
+    settings, device = recipe.train, heads.weight.device
+    places = min(settings.batch_size, PLACES)
+    optimizer = make_optimizer(heads.pack_output(), settings)
+    rng = torch.Generator().manual_seed(0)  # as `random_ids`: nothing is drawn that others would draw
+    hidden_BH = torch.randn(places, heads.config.hidden_size, generator=rng).to(device)
+    paths_BK = torch.zeros(places, heads.config.num_heads, dtype=torch.long, device=device)
+    labels_BK = torch.randint(heads.config.draft_vocab, (places, heads.config.num_heads), generator=rng).to(device)
+
+    def learn() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        inputs_BI = heads.inputs(hidden_BH, paths_BK)
+        score_and_learn(heads, inputs_BI, labels_BK, head_decay=settings.head_decay, chunk=settings.loss_chunk)
+
+    return _median(device, learn, 2) / places + _median(device, optimizer.step, 2) / settings.batch_size
+
+
+def _median(device: torch.device, work: Callable[[], object], times: int) -> float:
+    """Median seconds of `times` runs of `work`, after one that warms up."""
+    seconds = []
+    for _ in range(times + 1):
+        begun = now(device)
+        work()
+        seconds.append(now(device) - begun)
+    return statistics.median_low(seconds[1:])
+
+
+@contextmanager
+def _threads_of_one(workers: int, target: Target) -> Iterator[None]:
+    """The threads that one of several writing processes has."""
+    before = torch.get_num_threads()
+    if workers > 1 and target.device.type == "cpu":
+        torch.set_num_threads(max(1, threads_to_share() // workers))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
