@@ -129,14 +129,14 @@ def _machine(settings: "TargetSettings", target: "Target") -> dict[str, Any]:
 
     from medusa_cli.model.runners.kinds import why_no_blocks
     from medusa_cli.model.runners.select import could_compile
-    from medusa_cli.util.busy import how_threads_wait
+    from medusa_cli.util.busy import SPINNING, how_threads_wait
 
     device = target.device
     return {
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "threads": torch.get_num_threads(),
-        "threads_wait": how_threads_wait(os.environ),
+        "threads_wait": how_threads_wait(os.environ) or SPINNING,
         "dtype": target.dtype_name,
         "dtype_reason": _why_dtype(settings.dtype, device, target.dtype),
         "attention": target.identity.attention,

@@ -21,6 +21,7 @@ GNU OpenMP's own 300,000 are milliseconds, which a thread spends while the one i
 rest that is right: to wake a thread that sleeps takes longer than most pauses of a step.
 """
 LOOKS, BETWEEN_S = 5, 0.004  # times that running processes are counted at the start, and seconds in between
+SPINNING = "spinning, as OpenMP's own default is: set GOMP_SPINCOUNT before torch is imported"
 _HOW_TO_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _THREADS, _STAT = Path("/proc/self/task"), Path("/proc/stat")
 _STEAL = 8  # the column of /proc/stat, the name counted
@@ -54,11 +55,8 @@ def _running() -> int | None:
 
 
 def how_threads_wait(environment: Mapping[str, str]) -> str:
-    """What OpenMP was told, in words."""
-    told = [f"{name}={environment[name]}" for name in _HOW_TO_WAIT if name in environment]
-    return (
-        ", ".join(told) if told else "spinning, as OpenMP's own default is: set GOMP_SPINCOUNT before torch is imported"
-    )
+    """What OpenMP was told; nothing where it spins, as is its own default."""
+    return ", ".join(f"{name}={environment[name]}" for name in _HOW_TO_WAIT if name in environment)
 
 
 @dataclass(frozen=True)

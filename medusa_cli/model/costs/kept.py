@@ -1,5 +1,6 @@
 """Costs of steps on this machine: kept between runs, corrected by what decoding sees, found without a model."""
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -12,6 +13,7 @@ import torch
 
 import medusa_cli
 from medusa_cli.util import remembered
+from medusa_cli.util.busy import how_threads_wait
 from medusa_cli.util.remembered import Fact
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ KIND, CHOICES = "costs", "auto"
 MOST_AGE = timedelta(days=30)  # machines, drivers and neighbours change: what was timed is timed again
 _MOST_NODES = 10_000  # of a step; more were never measured
 _CORRECTED = 0.5  # weight of what one run saw, in what is kept
-_NAMES = {"medusa", "torch", "device", "machine", "threads", "fingerprint", "dtype"}
+_NAMES = {"medusa", "torch", "device", "machine", "threads", "waits", "fingerprint", "dtype"}
 OFF = 2.0  # plain steps that take so many times what is kept, or so much less: that isn't this machine's any more
 BESIDE_S = 0.005  # that a step may take beside its forward: guessing, accepting, showing text
 
@@ -85,13 +87,14 @@ class Asked:
 
 
 def setting_of(device: torch.device) -> dict[str, str]:
-    """What any time depends on beside the model: versions, machine, threads."""
+    """What any time depends on beside the model: versions, machine, threads, and how these wait."""
     return {
         "medusa": medusa_cli.__version__,
         "torch": torch.__version__,
         "device": str(device),
         "machine": machine_of(device),
         "threads": str(torch.get_num_threads()),
+        "waits": how_threads_wait(os.environ),
     }
 
 
@@ -186,7 +189,7 @@ def _is_of_here(key: remembered.Key, machines: Collection[str]) -> bool:
     return (
         set(key) >= _NAMES
         and key["machine"] in machines
-        and key["threads"] == str(torch.get_num_threads())
+        and (key["threads"], key["waits"]) == (str(torch.get_num_threads()), how_threads_wait(os.environ))
         and (key["medusa"], key["torch"]) == (medusa_cli.__version__, torch.__version__)
     )
 
