@@ -29,7 +29,7 @@ from medusa_cli.model.adapter import StoredAdapter, stored_adapter
 from medusa_cli.model.costs.by_nodes import step_costs
 from medusa_cli.model.costs.kept import correct, key_of
 from medusa_cli.model.loading.load import load_target
-from medusa_cli.model.runners.kinds import PLAIN
+from medusa_cli.model.runners.kinds import RUNNERS
 from medusa_cli.model.target import Target
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.dynamic import DynamicShape
@@ -175,8 +175,9 @@ def correct_costs(drafter: Drafter, target: Target) -> None:
 
 def lay_out_heads(heads: MedusaHeads, target: Target) -> None:
     """Give the heads' shared output, in place, the layout that the target's runner gave its layers."""
-    if target.identity.runner not in PLAIN:
-        heads.pack(blocks=target.identity.runner in ("blocks", "compiled"))
+    runner = RUNNERS[target.identity.runner]
+    if runner.packs:
+        heads.pack(blocks=runner.few_bits)
 
 
 @dataclass(frozen=True)

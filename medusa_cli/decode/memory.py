@@ -52,11 +52,10 @@ def needed_bytes(
     """
     longest = max(map(len, prompts), default=0)
     text = max((len(prompt) + max(0, limits.budget(len(prompt))) for prompt in prompts), default=0)
-    columns = -(-(text + num_nodes) // BLOCK) * BLOCK
-    if target.graphed is not None:
-        columns = max(columns, target.graphed.columns_for(text, num_nodes))
+    held = target.columns_for(text, num_nodes)
+    columns = max(held, -(-(text + num_nodes) // BLOCK) * BLOCK)
     at_first = max((limits.columns_at_first(len(prompt)) for prompt in prompts[:max_rows]), default=0)
-    grows = target.graphed is not None or columns > at_first
+    grows = held > 0 or columns > at_first
     layers = target.num_layers + grows
     cache = max_rows * columns * target.cache_bytes_per_token * layers // target.num_layers
     memory, nodes = target.forward_memory, num_nodes + 1

@@ -16,14 +16,13 @@ from medusa_cli.kernels.attend import MOST_NODES, can_attend
 from medusa_cli.model import attention
 from medusa_cli.model.cache import Place, TreeCache
 from medusa_cli.model.forward_memory import ForwardMemory
+from medusa_cli.model.forwards import Forward, Work
 from medusa_cli.model.identity import Identity
 from medusa_cli.model.masks import MaskKinds
 from medusa_cli.model.prefill import OnRead, Piece, pieces
 from medusa_cli.model.rotary import RotaryTables, TableSpans
-from medusa_cli.model.runners.compiled import CompiledForward
-from medusa_cli.model.runners.cuda_graphs import GraphedForward, Inputs
-from medusa_cli.model.runners.export import MOST_TOKENS
-from medusa_cli.model.runners.kinds import PLAIN, give_back_freed_memory
+from medusa_cli.model.runners.cuda_graphs import Inputs
+from medusa_cli.model.runners.kinds import RUNNERS, give_back_freed_memory
 from medusa_cli.model.runners.stock import StockForward
 from medusa_cli.trees.tree import Ancestry, TokenTree
 
@@ -48,8 +47,11 @@ class Target:
         self.stop_ids = stop_ids
         self.identity = identity
         self.config = model.config.get_text_config()
-        self.compiled: CompiledForward | None = None
-        self.graphed: GraphedForward | None = None
+        self.forwards: tuple[Forward, ...] = ()
+
+    def use(self, *forwards: Forward) -> None:
+        """Ask these forwards, in this order, and let the stock one run what none of them takes."""
+        self.forwards = forwards
 
     @property
     def name(self) -> str:
@@ -160,14 +162,18 @@ class Target:
     def new_cache(self, num_rows: int, capacity: int) -> TreeCache:
         """An empty cache for `num_rows` rows with room for `capacity` columns each (it grows when needed)."""
         cache = self._cache(num_rows, capacity)
-        if self.graphed is not None:
-            self.graphed.arena.lend_to(cache)
+        for forward in self.forwards:
+            forward.lend_to(cache)
         return cache
+
+    def columns_for(self, longest: int, num_nodes: int) -> int:
+        """Columns that forwards hold beyond what is asked for so many committed tokens and nodes; 0 where none does."""
+        return max((forward.columns_for(longest, num_nodes) for forward in self.forwards), default=0)
 
     def release(self) -> None:
         """Give back the memory that is held for texts to come, unless one is being written."""
-        if self.graphed is not None:
-            self.graphed.release()
+        for forward in self.forwards:
+            forward.release()
 
     def _cache(self, num_rows: int, capacity: int) -> TreeCache:
         return TreeCache(self.num_layers, num_rows, capacity, self._windows)
@@ -185,7 +191,8 @@ class Target:
 
         Tried with one node: some models rework what the cache gives back, and attention never meets the layer again.
         """
-        if self.identity.runner in PLAIN or self.identity.attention != attention.NAME or not can_attend():
+        packed = RUNNERS[self.identity.runner].packs
+        if not packed or self.identity.attention != attention.NAME or not can_attend():
             return False
         cache, root = self.new_cache(1, 1), TokenTree.empty()
         self.stock(torch.zeros(1, 1, dtype=torch.long), root, cache.place(slice(0, 1), 1, self.device, root), cache)
@@ -320,16 +327,16 @@ class Target:
 
         spans   which rotary tables turn the nodes; None where the model has but one
         """
-        tree = tree.to(self.device)
-        if self.graphed is not None and wanted_BW is None and self.graphed.takes(tree.num_nodes, cache):
-            return self.graphed(tokens_BN, tree, cache)
+        work = Work(tokens_BN, tree.to(self.device), cache, rows, wanted_BW, spans)
+        forward = next((forward for forward in self.forwards if forward.takes(work)), self._stock_forward)
+        return forward(work)
+
+    def _stock_forward(self, work: Work) -> Seen:
+        tree, cache = work.tree, work.cache
         native = self.attends_natively and tree.num_nodes <= MOST_NODES
-        place = cache.place(rows, tree.num_nodes, self.device, tree if native else None)
-        if self.compiled is not None and native and wanted_BW is None and tokens_BN.numel() <= MOST_TOKENS:
-            assert place.nodes is not None
-            return self.compiled(tokens_BN, self.stock.positions(tree, place), place.nodes, cache.stores(place))
-        with self.tables.of(spans, cache.lengths[rows], self.stock.positions(tree, place)):
-            return self._run(tokens_BN, tree, place, cache, wanted_BW)
+        place = cache.place(work.rows, tree.num_nodes, self.device, tree if native else None)
+        with self.tables.of(work.spans, cache.lengths[work.rows], self.stock.positions(tree, place)):
+            return self._run(work.tokens_BN, tree, place, cache, work.wanted_BW)
 
     @torch.inference_mode()
     def at(self, inputs: Inputs, cache: TreeCache) -> Seen:

@@ -25,7 +25,7 @@ from medusa_cli.model.loading.gguf_conversion import converted
 from medusa_cli.model.loading.huggingface import fetch_config
 from medusa_cli.model.loading.load import choose_device, choose_dtype, load_target, load_unchecked
 from medusa_cli.model.loading.sources import find_source
-from medusa_cli.model.runners.kinds import PLAIN
+from medusa_cli.model.runners.kinds import RUNNERS
 from medusa_cli.model.target import Target
 from medusa_cli.pipeline.data_context import Stage
 from medusa_cli.pipeline.data_stage import own_words
@@ -226,7 +226,7 @@ def _measured_alone(task: Adaptation) -> Measurement:
 
 def _with_plain_layers(recipe: Recipe, target: Target) -> Target:
     """The target itself, or a copy where its layers are laid out for decoding: gradients don't go through these."""
-    if target.identity.runner in PLAIN:
+    if not RUNNERS[target.identity.runner].packs:
         target.release()  # what was recorded knows no adapter
         return target
     return load_unchecked(recipe.target.model_copy(update={"runner": "eager"}))

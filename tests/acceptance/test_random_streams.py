@@ -8,6 +8,7 @@ import torch
 from medusa_cli.acceptance.random_streams import Stream
 from medusa_cli.model.costs.by_context import measure_contexts
 from medusa_cli.model.costs.by_nodes import measure
+from medusa_cli.model.forwards import HoldsNothing, Work
 from medusa_cli.model.runners.autotune import forward_seconds, layout_seconds
 from medusa_cli.model.target import Target
 from tests.tiny_models import target_of, tiny_model
@@ -27,10 +28,17 @@ def test_a_number_belongs_to_its_place_however_it_is_asked_for() -> None:
     assert 0.45 < sum(Stream(1, 1).numbers(0, 10_000)) / 10_000 < 0.55
 
 
+class Declining(HoldsNothing):
+    """A forward that takes nothing."""
+
+    def takes(self, work: Work) -> bool:
+        return False
+
+
 MEASURES: dict[str, Callable[[Target], object]] = {
     "steps": lambda target: measure(target, (1, 2), context=4, rounds=1),
     "contexts": lambda target: measure_contexts(target, (4, 8), (1, 2), rounds=1),
-    "forwards": lambda target: forward_seconds(target, "compiled", lambda on: None),
+    "forwards": lambda target: forward_seconds(target, "compiled", Declining()),
     "layouts": lambda target: layout_seconds([target.model.lm_head], blocks=False),
 }
 

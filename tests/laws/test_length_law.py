@@ -167,8 +167,7 @@ def test_a_program_that_knows_one_table_is_refused_and_auto_goes_without(runner:
         attach_forward(target, by_measurement=False)
     attach_forward(target, by_measurement=True)
     assert target.identity.runner == left
-    assert target.compiled is None
-    assert target.graphed is None
+    assert not target.forwards
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.model.clock import now
 from medusa_cli.model.costs.kept import MOST_AGE, setting_of
+from medusa_cli.model.forwards import Forward
 from medusa_cli.model.target import Target
 from medusa_cli.model.weights import num_weights
 from medusa_cli.trees.tree import TokenTree
@@ -52,16 +53,13 @@ def quickest_layout(model: nn.Module, fingerprint: str, *, blocks: bool) -> str:
     return chosen(_remembered(key, lambda: layout_seconds(layers, blocks=blocks)))
 
 
-def is_quicker(target: Target, name: str, attach: Callable[[bool], None]) -> bool:
-    """Whether steps with a forward of another kind are no slower than those without.
-
-    attach   puts it in (True) or takes it out; afterwards it is in
-    """
+def is_quicker(target: Target, name: str, forward: Forward) -> bool:
+    """Whether steps with a forward of another kind are no slower than those without. Afterwards it is asked first."""
     if num_weights(target) < LEAST_NUMBERS:
         return True
     how = f"{target.identity.runner} {target.dtype_name} {target.identity.attention}"
     key = _key(name, target.fingerprint, how, target.device)
-    return chosen(_remembered(key, lambda: forward_seconds(target, name, attach))) == name
+    return chosen(_remembered(key, lambda: forward_seconds(target, name, forward))) == name
 
 
 def chosen(compared: "Compared") -> str:
@@ -152,30 +150,29 @@ class _Sample:
 class _Step:
     """A step with a forward of another kind, or without."""
 
-    attach: Callable[[bool], None]
-    on: bool
+    forwards: Sequence[Forward]
     target: Target
     draft: Draft
     cache: Any
 
     def __call__(self) -> None:
-        self.attach(self.on)
+        self.target.use(*self.forwards)
         self.target.verify(self.draft, self.cache)
 
 
 @torch.inference_mode()
-def forward_seconds(target: Target, name: str, attach: Callable[[bool], None]) -> Compared:
+def forward_seconds(target: Target, name: str, forward: Forward) -> Compared:
     """What steps take with a forward of another kind, and without; rounds are interleaved. Afterwards it is in."""
     work = {}
-    for way, on in ((name, True), (f"without {name}", False)):
-        attach(on)
+    for way, forwards in ((name, [forward]), (f"without {name}", [])):
+        target.use(*forwards)
         cache = target.new_cache(1, 0)
         target.prefill([[0]], cache)
         for rows in ROWS:
-            work[way, rows] = _Step(attach, on, target, _draft(target, rows), cache)
+            work[way, rows] = _Step(forwards, target, _draft(target, rows), cache)
     meter = Meter()
     times = _timed(work, target.device)
-    attach(True)
+    target.use(forward)
     seconds = {way: sum(times[way, rows].least for rows in ROWS) for way in (name, f"without {name}")}
     return Compared(seconds, was_disturbed(widest_spread(times), meter))
 

@@ -23,11 +23,13 @@ from torch import Tensor, nn
 
 from medusa_cli.contracts import Seen
 from medusa_cli.kernels import graph
-from medusa_cli.kernels.attend import Nodes
+from medusa_cli.kernels.attend import MOST_NODES
 from medusa_cli.kernels.native import CannotCompile, code_home, compiler, fingerprint
 from medusa_cli.kernels.packed import PackedLinear
+from medusa_cli.model.forwards import HoldsNothing, Work
 from medusa_cli.model.runners import export
-from medusa_cli.model.runners.export import linear_layers, small_tensors
+from medusa_cli.model.runners.export import MOST_TOKENS, linear_layers, small_tensors
+from medusa_cli.model.runners.stock import StockForward
 from medusa_cli.util import sealed
 from medusa_cli.util.paths import say_once, why_not_private
 
@@ -37,11 +39,15 @@ FOR_TORCH = ("g++", "clang++", "c++")  # torch tells compilers apart by their na
 logger = logging.getLogger(__name__)
 
 
-class CompiledForward:
-    """A model's forward over up to MOST_TOKENS nodes. Reads the live model's weights and writes its cache."""
+class CompiledForward(HoldsNothing):
+    """A model's forward over up to MOST_TOKENS nodes. Reads the live model's weights and writes its cache.
 
-    def __init__(self, model: nn.Module, folder: Path) -> None:
+    stock   of a target whose attention runs in the compiled kernel
+    """
+
+    def __init__(self, stock: StockForward, folder: Path) -> None:
         graph.load()
+        model = stock.model
         # torch's own function for this first compiles, and runs, a test of the processor in a folder that everybody can
         # make before: which instructions there are is a part of the program's name
         loader = torch._C._aoti.AOTIModelPackageLoader(str(folder / PROGRAM), "model", False, 1, -1)
@@ -54,21 +60,23 @@ class CompiledForward:
         self.program: Callable[[list[Tensor]], list[Tensor]] = loader.boxed_run
         self.layers = [layer for _, layer in linear_layers(model)]
         self.weights = graph.weights_table(self.layers)
+        self._stock = stock
 
-    def __call__(
-        self,
-        tokens_BN: Tensor,
-        positions_BN: Tensor,
-        nodes: Nodes,
-        stores: Sequence[tuple[Tensor, Tensor, int | None]],
-    ) -> Seen:
-        """Score all nodes; `stores` are keys and values of the placed rows and the window, layer by layer."""
-        num_rows, num_nodes = tokens_BN.shape
-        place = graph.place_table(nodes, stores)
+    def takes(self, work: Work) -> bool:
+        """All of few nodes."""
+        return work.is_plain_step and work.tree.num_nodes <= MOST_NODES and work.tokens_BN.numel() <= MOST_TOKENS
+
+    def __call__(self, work: Work) -> Seen:
+        """Score all nodes."""
+        num_rows, num_nodes = work.tokens_BN.shape
+        place = work.cache.place(work.rows, num_nodes, work.tokens_BN.device, work.tree)
+        assert place.nodes is not None
+        table = graph.place_table(place.nodes, work.cache.stores(place))
         # the program reads as many numbers as there are, side by side, and looks at no strides
-        tokens_1T = tokens_BN.reshape(1, -1).contiguous()
+        tokens_1T = work.tokens_BN.reshape(1, -1).contiguous()
+        positions_BN = self._stock.positions(work.tree, place)
         positions_1T = positions_BN.expand(num_rows, -1).reshape(1, -1).contiguous()
-        hidden_1TH, logits_1TV = self.program([tokens_1T, positions_1T, self.weights, place])
+        hidden_1TH, logits_1TV = self.program([tokens_1T, positions_1T, self.weights, table])
         return Seen(hidden_1TH.view(num_rows, num_nodes, -1), logits_1TV.view(num_rows, num_nodes, -1))
 
 

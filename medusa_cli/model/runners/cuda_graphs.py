@@ -17,6 +17,7 @@ from torch import Tensor
 
 from medusa_cli.contracts import Seen
 from medusa_cli.model.cache import Place, TreeCache, numbers_on
+from medusa_cli.model.forwards import Work
 from medusa_cli.model.runners.kv_arena import COLUMNS, Arena
 from medusa_cli.trees.tree import TokenTree
 
@@ -106,12 +107,16 @@ class GraphedForward:
         self._unrecorded: set[Bucket] = set()  # memory didn't hold what these need
         self._moves = 0
 
-    def takes(self, num_nodes: int, cache: TreeCache) -> bool:
-        """Whether so many nodes over this cache can be replayed."""
-        return num_nodes <= NODES[-1] and self.arena.is_lent_to(cache) and cache.layers[0].is_initialized
+    def takes(self, work: Work) -> bool:
+        """All of few nodes, over the cache that has the arena."""
+        lent = self.arena.is_lent_to(work.cache) and work.cache.layers[0].is_initialized
+        return work.is_plain_step and work.tree.num_nodes <= NODES[-1] and lent
 
-    @staticmethod
-    def columns_for(longest: int, num_nodes: int) -> int:
+    def lend_to(self, cache: TreeCache) -> None:
+        """Let an empty cache keep its keys and values in the arena, unless another one does."""
+        self.arena.lend_to(cache)
+
+    def columns_for(self, longest: int, num_nodes: int) -> int:
         """Columns that the arena has for so many committed tokens and a draft under them."""
         recorded = num_nodes <= NODES[-1]
         used = Bucket.of([longest], max(1, num_nodes)).columns if recorded else longest + num_nodes
@@ -123,8 +128,9 @@ class GraphedForward:
             self.arena.give_up()
             self._forget()
 
-    def __call__(self, tokens_BN: Tensor, tree: TokenTree, cache: TreeCache) -> Seen:
+    def __call__(self, work: Work) -> Seen:
         """Score all nodes. What is returned lies where the next forward writes: it holds for one step."""
+        tokens_BN, tree, cache = work.tokens_BN, work.tree, work.cache
         num_rows, num_nodes = tokens_BN.shape
         lengths = cache.lengths[:num_rows]
         bucket = Bucket.of(lengths, num_nodes)

@@ -1,4 +1,4 @@
-"""How a forward is launched: eager, packed (linear layers in layouts of medusa_cli/kernels), blocks, compiled, graphs.
+"""Runners: how the linear layers lie, and whether a forward of its own stands before the stock one.
 
 blocks is packed where a step's few rows read the weights in 4, 8 or 16 bits, for models whose weights can be stored so.
 compiled has layers that read their weights in place, whatever these are, under one program (runners/compiled.py).
@@ -8,6 +8,7 @@ graphs leaves layers as they are and replays what a GPU recorded (runners/cuda_g
 import ctypes
 import logging
 import platform
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -17,8 +18,30 @@ from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.native import CannotCompile
 from medusa_cli.util.paths import say_once
 
-PLAIN = ("eager", "graphs")
-"""Runners that leave the layers as the library made them, wherever these are."""
+
+@dataclass(frozen=True)
+class Runner:
+    """A layout of the linear layers, and maybe a forward over a few nodes.
+
+    packs      layers are laid out for the CPU's kernels; else they stay as the library made them, wherever these are
+    few_bits   weights are read in the bits that they were stored in, where they lie on a grid
+    in_place   the other weights are read where they lie
+    without    the runner that is left when its forward is left out; None: it has no forward of its own
+    """
+
+    packs: bool = False
+    few_bits: bool = False
+    in_place: bool = False
+    without: str | None = None
+
+
+RUNNERS = {
+    "eager": Runner(),
+    "packed": Runner(packs=True),
+    "blocks": Runner(packs=True, few_bits=True),
+    "compiled": Runner(packs=True, few_bits=True, in_place=True, without="blocks"),
+    "graphs": Runner(without="eager"),
+}
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST = -1, -3, 2**31 - 1
 
@@ -51,18 +74,15 @@ def lay_out(model: nn.Module, wanted: str) -> str:
     `auto` is what is quickest as far as is known (runners/autotune.py finds out): blocks where a compiler is there and
     weights lie on a grid, else packed. Raises TargetError when blocks were asked for by name and can't be had.
     """
-    if wanted in PLAIN:
+    runner = RUNNERS.get(wanted, RUNNERS["blocks"])
+    if not runner.packs:
         return wanted
-    if wanted == "packed":
-        pack(model, blocks=False)
+    reason = why_no_blocks() if runner.few_bits else None
+    if reason is not None and runner.in_place:
+        raise TargetError(f"the {wanted} runner can't run: {reason}", "install a C++ compiler, or --runner packed")
+    pack(model, blocks=runner.few_bits and reason is None, plain=runner.in_place)
+    if runner.in_place or not runner.few_bits:
         return wanted
-    reason = why_no_blocks()
-    if wanted == "compiled":
-        if reason is not None:
-            raise TargetError(f"the compiled runner can't run: {reason}", "install a C++ compiler, or --runner packed")
-        pack(model, blocks=True, plain=True)
-        return wanted
-    pack(model, blocks=reason is None)
     if any(isinstance(module, BlockLinear) for module in model.modules()):
         return "blocks"
     if wanted == "blocks":

@@ -17,7 +17,7 @@ from medusa_cli.model import attention
 from medusa_cli.model.runners import compiled
 from medusa_cli.model.runners.autotune import is_quicker, quickest_layout, try_steps
 from medusa_cli.model.runners.cuda_graphs import GraphedForward, on_cuda
-from medusa_cli.model.runners.kinds import why_no_blocks
+from medusa_cli.model.runners.kinds import RUNNERS, why_no_blocks
 from medusa_cli.model.target import Target
 from medusa_cli.util.paths import say_once
 
@@ -42,7 +42,7 @@ def runner_for(model: Any, settings: TargetSettings, fingerprint: str) -> str:
 
 def choose_runner(wanted: str, device: torch.device, dtype: torch.dtype) -> str:
     """`auto` stays as it is where layers can be replaced, to be found out; on a GPU it is graphs, else eager."""
-    if wanted in ("packed", "blocks", "compiled") and not can_pack(device, dtype):
+    if wanted != "auto" and RUNNERS[wanted].packs and not can_pack(device, dtype):
         raise TargetError(f"the {wanted} runner needs float32 on a CPU, not {dtype} on {device}", "use --runner eager")
     if wanted == "graphs" and device.type != "cuda":
         raise TargetError(f"the graphs runner needs a CUDA device, not {device}", "use --runner auto")
@@ -63,7 +63,8 @@ def is_compiled(model: Any) -> bool:
 
 def could_compile(target: Target) -> bool:
     """Whether `--runner compiled` may be had, and nobody asked for it on this machine: `auto` can't weigh it yet."""
-    if target.identity.runner not in ("blocks", "packed") or not target.attends_natively:
+    runner = RUNNERS[target.identity.runner]
+    if not runner.packs or runner.without is not None or not target.attends_natively:
         return False
     try:
         return not compiled.is_built(compiled.folder_of(target.model))
@@ -84,7 +85,7 @@ def attach_forward(target: Target, *, by_measurement: bool) -> None:
                 "length of each text, and a program knows one",
                 "use --runner auto",
             )
-        target.identity = replace(target.identity, runner="eager" if target.identity.runner == "graphs" else "blocks")
+        _leave_out_forward_of(target.identity.runner, target)
     elif attach is not None:
         attach(target, by_measurement=by_measurement)
 
@@ -100,13 +101,10 @@ def attach_compiled(target: Target, *, by_measurement: bool = False) -> None:
             "use --runner auto",
         )
 
-    def attach(on: bool) -> None:
-        target.compiled = forward if on else None
-
     try:
-        forward = compiled.CompiledForward(target.model, compiled.build(target.model, target.mask_mapping))
-        attach(True)
-        keep = not by_measurement or is_quicker(target, "compiled", attach)
+        forward = compiled.CompiledForward(target.stock, compiled.build(target.model, target.mask_mapping))
+        target.use(forward)
+        keep = not by_measurement or is_quicker(target, "compiled", forward)
     # compilers and loaders of any origin run here, on modelling code of any origin, and fail in their own ways
     except Exception as error:
         reason = str(error).strip().partition("\n")[0][:200] or type(error).__name__
@@ -115,8 +113,7 @@ def attach_compiled(target: Target, *, by_measurement: bool = False) -> None:
         say_once(f"steps are slower than they could be: the compiled program of {target.name} can't be run: {reason}")
         keep = False
     if not keep:
-        attach(False)
-        target.identity = replace(target.identity, runner="blocks")
+        _leave_out_forward_of("compiled", target)
 
 
 def attach_graphs(target: Target, *, by_measurement: bool = False) -> None:
@@ -125,14 +122,10 @@ def attach_graphs(target: Target, *, by_measurement: bool = False) -> None:
     by_measurement   leave it out again where it can't be, or steps are quicker without
     """
     forward = GraphedForward(target.at, on_cuda(target.device), target.device)
-
-    def attach(on: bool) -> None:
-        target.graphed = forward if on else None
-
-    attach(True)
+    target.use(forward)
     try:
         try_steps(target)
-        keep = not by_measurement or is_quicker(target, "graphs", attach)
+        keep = not by_measurement or is_quicker(target, "graphs", forward)
     except RuntimeError as error:
         if not by_measurement:
             reason = " ".join(str(error).split())[:200]
@@ -142,5 +135,12 @@ def attach_graphs(target: Target, *, by_measurement: bool = False) -> None:
         logger.info("no CUDA graphs of %s: %s", target.name, error)
         keep = False
     if not keep:
-        attach(False)
-        target.identity = replace(target.identity, runner="eager")
+        _leave_out_forward_of("graphs", target)
+
+
+def _leave_out_forward_of(runner: str, target: Target) -> None:
+    """The stock forward alone, and the runner that it is then."""
+    target.use()
+    without = RUNNERS[runner].without
+    assert without is not None
+    target.identity = replace(target.identity, runner=without)

@@ -27,7 +27,7 @@ from medusa_cli.util.optional import extra_hint
 from tests.fakes import OracleDrafter, wide
 from tests.tiny_folders import save_gguf, save_tiny
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 WIDER = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16, "initializer_range": 0.3}
 
 

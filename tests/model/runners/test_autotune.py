@@ -174,7 +174,7 @@ def by_clock(monkeypatch: pytest.MonkeyPatch, seconds: dict[bool, float]) -> Non
     def interleaved(work: dict[Any, Any], now: Any, *, rounds: int) -> dict[Any, Times]:
         for run in work.values():
             run()
-        return {name: Times((seconds[run.on] / 2,)) for name, run in work.items()}
+        return {name: Times((seconds[bool(run.forwards)] / 2,)) for name, run in work.items()}
 
     monkeypatch.setattr(select_runner, "on_cuda", lambda device: on_cpu)
     monkeypatch.setattr(autotune, "interleaved", interleaved)
@@ -188,7 +188,7 @@ def test_auto_records_where_steps_get_no_slower(
     target = target_of(tiny_model("llama"), "sdpa")
     target.identity = replace(target.identity, runner="graphs")
     attach_forward(target, by_measurement=True)
-    assert (target.graphed is not None) == (runner == "graphs")
+    assert bool(target.forwards) == (runner == "graphs")
     assert target.identity.runner == runner
 
 
@@ -202,7 +202,7 @@ def test_a_model_that_can_not_be_recorded_runs_without(monkeypatch: pytest.Monke
     monkeypatch.setattr(select_runner, "on_cuda", lambda device: refusing)
     target = target_of(tiny_model("llama"), "sdpa")
     attach_graphs(target, by_measurement=True)
-    assert target.graphed is None
+    assert not target.forwards
     with pytest.raises(TargetError, match="graphs runner can't run tiny: operation not permitted") as caught:
         attach_graphs(target)
     assert "--runner auto" in caught.value.hint
@@ -225,9 +225,9 @@ def test_what_was_measured_in_one_dtype_or_attention_says_nothing_of_another(
     ):
         by_clock(monkeypatch, {True: with_graphs, False: 2.0})
         found = autotune.Compared({"graphs": with_graphs, "without graphs": 2.0}, disturbed=False)
-        monkeypatch.setattr(autotune, "forward_seconds", lambda target, name, attach, found=found: found)
+        monkeypatch.setattr(autotune, "forward_seconds", lambda target, name, forward, found=found: found)
         target = target_of(tiny_model("llama"), attention)
         monkeypatch.setattr(select_runner, "try_steps", lambda target: None)
         target.dtype = getattr(torch, dtype)
         attach_graphs(target, by_measurement=True)
-        assert (target.graphed is not None) == (with_graphs == 1.0), (dtype, attention)
+        assert bool(target.forwards) == (with_graphs == 1.0), (dtype, attention)

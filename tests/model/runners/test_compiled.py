@@ -84,8 +84,9 @@ def test_tokens_that_lie_apart_in_memory_are_read_as_they_are_meant(num_nodes: i
 def test_the_self_check_scores_its_tree_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     target = compiled_target()
-    program = target.compiled.program
-    monkeypatch.setattr(target.compiled, "program", lambda *given: calls.append(given) or program(*given))
+    (forward,) = target.forwards
+    program = forward.program
+    monkeypatch.setattr(forward, "program", lambda *given: calls.append(given) or program(*given))
     result = self_check(target)
     assert result.ok, result
     assert calls

@@ -34,12 +34,17 @@ CPU = torch.device("cpu")
 
 def graphed_target(name: str = "llama", attention: str = "sdpa") -> Target:
     target = target_of(tiny_model(name), attention)
-    target.graphed = GraphedForward(target.at, on_cpu, CPU)
+    target.use(GraphedForward(target.at, on_cpu, CPU))
     return target
 
 
+def graphed(target: Target) -> GraphedForward:
+    (forward,) = target.forwards
+    return forward
+
+
 def recorded(target: Target) -> list[Bucket]:
-    return list(target.graphed._recorded)
+    return list(graphed(target)._recorded)
 
 
 @pytest.mark.parametrize("num_rows", [1, 3])
@@ -85,7 +90,7 @@ def test_keys_that_had_to_move_are_recorded_anew(monkeypatch: pytest.MonkeyPatch
     model = tiny_model("llama", max_position_embeddings=1024)
     prompt = prompt_of(240)
     target = target_of(model, "sdpa")
-    target.graphed = GraphedForward(target.at, on_cpu, CPU)
+    target.use(GraphedForward(target.at, on_cpu, CPU))
     (found,) = collect(Parts(target, NoDrafter(), Greedy()), [prompt], Limits(30))
     assert found.token_ids == greedy_of(model, prompt, 30)
     assert recorded(target) == [Bucket(1, 1, 512)], "those of before point to memory that is no longer the cache's"
@@ -121,7 +126,7 @@ def test_numbers_that_are_not_finite_do_not_outlive_their_text() -> None:
 def test_a_finished_text_gives_its_place_back() -> None:
     target, texts = graphed_target(), known("llama")
     collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
-    assert target.graphed.arena.is_lent_to(target.new_cache(1, 0)), "the next one's cache has it"
+    assert graphed(target).arena.is_lent_to(target.new_cache(1, 0)), "the next one's cache has it"
 
 
 def test_more_nodes_than_are_recorded_run_as_they_are() -> None:
@@ -177,13 +182,13 @@ def test_the_place_is_as_large_as_one_cache_needs_and_no_product_of_several() ->
         del cache
     assert sizes == [(1, 256), (1, 512), (1, 2048), (3, 256), (2, 256), (3, 512), (1, 2304)]
     a_token = target.cache_bytes_per_token
-    assert target.graphed.arena.num_bytes == 2304 * a_token
+    assert graphed(target).arena.num_bytes == 2304 * a_token
 
 
 def test_texts_that_take_turns_with_longer_and_with_more_ones_stay_right() -> None:
     model = tiny_model("llama", max_position_embeddings=1024)
     target, long = target_of(model, "sdpa"), prompt_of(300)
-    target.graphed = GraphedForward(target.at, on_cpu, CPU)
+    target.use(GraphedForward(target.at, on_cpu, CPU))
     short = [prompt_of(5), prompt_of(9), prompt_of(7)]
     for prompts in ([long], short, [long], short):
         found = collect(Parts(target, NoDrafter(), Greedy()), prompts, Limits(6), max_rows=3)
@@ -195,9 +200,9 @@ def test_what_is_held_for_later_texts_can_be_given_back_and_is_made_anew() -> No
     for _ in range(2):
         (found,) = collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
         assert found.token_ids == texts.wanted(1)[0]
-        assert target.graphed.arena.num_bytes
+        assert graphed(target).arena.num_bytes
         target.release()
-        assert (target.graphed.arena.num_bytes, recorded(target)) == (0, [])
+        assert (graphed(target).arena.num_bytes, recorded(target)) == (0, [])
 
 
 def test_nothing_is_given_back_while_a_text_is_written() -> None:
@@ -216,7 +221,7 @@ def test_reading_whole_texts_takes_no_place_from_the_one_that_is_written() -> No
     collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
     same = [prompt_of(12)] * 4
     assert torch.equal(target.hidden(same), target_of(tiny_model("llama"), "sdpa").hidden(same))
-    assert target.graphed.arena.num_bytes == 0, "training that follows has other uses for it"
+    assert graphed(target).arena.num_bytes == 0, "training that follows has other uses for it"
 
 
 def test_writing_answers_leaves_no_memory_taken_even_when_it_is_stopped() -> None:
@@ -225,12 +230,12 @@ def test_writing_answers_leaves_no_memory_taken_even_when_it_is_stopped() -> Non
     jobs = [Job(number, prompt) for number, prompt in enumerate(texts.prompts)]
     written = {one.index: one.token_ids for one in write_here(target, jobs, manner)}
     assert [written[index] for index in range(3)] == texts.wanted(3)
-    assert target.graphed.arena.num_bytes == 0
+    assert graphed(target).arena.num_bytes == 0
     stopped = write_here(target, jobs, manner)
     next(stopped)
-    assert target.graphed.arena.num_bytes
+    assert graphed(target).arena.num_bytes
     stopped.close()
-    assert target.graphed.arena.num_bytes == 0
+    assert graphed(target).arena.num_bytes == 0
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -249,13 +254,13 @@ def test_where_memory_holds_no_recording_texts_are_written_without(wrapped: bool
             raise
 
     target, texts = graphed_target(), known("llama")
-    target.graphed = GraphedForward(target.at, full, CPU)
+    target.use(GraphedForward(target.at, full, CPU))
     drafter = DRAFTERS["random"](texts.texts, SHAPES["dynamic"])
     found = collect(Parts(target, drafter, Greedy()), texts.prompts, LIMITS, max_rows=3)
     assert [each.token_ids for each in found] == texts.wanted(3)
     assert len(tried) >= 2
     assert recorded(target) == [], "what was recorded gave its memory back"
-    assert len(tried) == 1 + len(target.graphed._unrecorded), "each is tried once"
+    assert len(tried) == 1 + len(graphed(target)._unrecorded), "each is tried once"
 
 
 def test_ctrl_c_while_recording_leaves_a_target_that_writes_on() -> None:
@@ -268,7 +273,7 @@ def test_ctrl_c_while_recording_leaves_a_target_that_writes_on() -> None:
         return seen
 
     target, texts = graphed_target(), known("llama")
-    target.graphed = GraphedForward(target.at, record, CPU)
+    target.use(GraphedForward(target.at, record, CPU))
     with pytest.raises(KeyboardInterrupt):
         collect(Parts(target, NoDrafter(), Greedy()), [texts.prompts[0]], LIMITS)
     assert recorded(target) == []
@@ -295,7 +300,7 @@ def test_logits_of_all_recordings_take_a_bounded_memory(monkeypatch: pytest.Monk
 )
 def test_the_guard_of_memory_counts_the_columns_that_are_held(longest: int, nodes: int, columns: int) -> None:
     target = target_of(tiny_model("llama", max_position_embeddings=8192), "sdpa")
-    target.graphed = GraphedForward(target.at, on_cpu, CPU)
+    target.use(GraphedForward(target.at, on_cpu, CPU))
     needed = needed_bytes(target, [[1] * (longest - 1)], Limits(1), 2, nodes)
     assert needed.columns == columns
     assert needed.cache == 2 * columns * target.cache_bytes_per_token * 3 // 2
@@ -305,7 +310,7 @@ def test_the_guard_of_memory_counts_the_columns_that_are_held(longest: int, node
         cache.commit(slice(0, 2), [longest - 3] * 2)
         tokens_BN = torch.zeros(2, nodes, dtype=torch.long)
         target.verify(Draft(tokens_BN, TokenTree.chain(nodes - 1)), cache)
-    assert target.graphed.arena.num_bytes <= 2 * columns * target.cache_bytes_per_token
+    assert graphed(target).arena.num_bytes <= 2 * columns * target.cache_bytes_per_token
 
 
 def test_heads_stay_as_they_are_beside_recorded_forwards() -> None:

@@ -13,7 +13,7 @@ import torch
 from medusa_cli.contracts import Seen
 from medusa_cli.model.runners.cuda_graphs import WARM_UPS, on_cuda
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GPU = torch.device("cuda", 1)
 
 
