@@ -14,7 +14,7 @@ from medusa_cli.bench.resume import BenchFolder, KeptTrials
 from medusa_cli.bench.run import Trial, run_bench
 from medusa_cli.errors import FormatError, MedusaError
 from tests.bench.fakes_bench import FakeArm, FakeClock, plan, prompts, reply
-from tests.bench.test_page import write_result
+from tests.tools.test_docs_page import write_result
 
 ASKED = {"model": "tiny", "prompts": "abc", "arms": ["greedy"]}
 ON = {"runner": "eager", "fingerprint": "f"}
