@@ -59,3 +59,8 @@ class TrainingError(MedusaError):
 
 class ExactnessError(MedusaError):
     """A watch that was asked for found a cache or a text that is not as it must be."""
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust broke down: a panic is no Exception, so that nobody takes it for one."""
+    return type(error).__module__ == "pyo3_runtime"

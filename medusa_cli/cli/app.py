@@ -23,7 +23,7 @@ from typer.core import TyperGroup
 from medusa_cli import __version__
 from medusa_cli.cli.console import GateFailed, print_error
 from medusa_cli.cli.streams import open_streams, settle_stdout
-from medusa_cli.errors import MedusaError
+from medusa_cli.errors import MedusaError, is_panic
 from medusa_cli.util.busy import spin_briefly
 from medusa_cli.util.process_rank import follows
 
@@ -76,6 +76,11 @@ def main(args: Sequence[str] | None = None, commands: Iterable[str] = COMMANDS) 
         if verbose:
             traceback.print_exception(error)
         code = _fail_unforeseen(error)
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        told = f"tokenizers broke down: {' '.join(str(error).split())[:200]}"
+        code = _fail(EXIT_ERROR, told, "copy or download the model's tokenizer.json again")
     if code in (EXIT_INTERRUPTED, EXIT_TOLD_TO_END) and not quiet:
         print("interrupted", file=sys.stderr)
     settle_stdout()

@@ -3,18 +3,18 @@
 A template is a program that came with the model: whatever it fails with is told as one sentence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from medusa_cli.data.conversations import BadRow, Message
+from medusa_cli.data.template_bounds import OutOfBounds, bounded, check_bounds
 from medusa_cli.errors import DataError
 
 MARKER = "\ue000\ue001\ue000"  # stands for a text, to see where the template puts it
 SILENT_HINT = "use the chat template that the model was trained with"
-# Characters that a template may write of its own, and times that it may write what it is given: far more than any does.
-OWN_WORDS, REPEATED = 1_000_000, 8
 _MESSAGES = "messages"
 _MEND = "mend chat_template.jinja in the model's folder; generate --no-chat takes a prompt as plain text"
 # what an expression of a template can raise, and what jinja and Python raise of one that they can't compile
@@ -51,9 +51,13 @@ def as_dicts(messages: Sequence[Message], *, parts: bool) -> list[dict[str, Any]
 def applied(tokenizer: Any, messages: Sequence[Message], *, parts: bool, **options: Any) -> Any:
     """What the tokenizer makes of the messages. Raises BadRow for messages that the template refuses, and for one that
     fails; DataError as `template_text`."""
-    template_text(tokenizer)
+    source = template_text(tokenizer)
+    dicts = as_dicts(messages, parts=parts)
     try:
-        return tokenizer.apply_chat_template(as_dicts(messages, parts=parts), **options)
+        _check_bounds(source, tokenizer, dicts, options)
+        return tokenizer.apply_chat_template(dicts, **options)
+    except OutOfBounds as bound:
+        raise BadRow(f"the chat template {bound}", _MESSAGES, hint=SILENT_HINT) from bound
     except _FAULTS as error:
         told = " ".join(str(error).split())[:200] or type(error).__name__
         if type(error) is TemplateError:  # as raise_exception makes it
@@ -84,12 +88,12 @@ def takes_parts(tokenizer: Any, messages: Sequence[Message]) -> bool:
 def render(tokenizer: Any, messages: Sequence[Message], *, opening: bool, parts: bool) -> str:
     """The chat template's text; `opening` adds the words that open the assistant's turn. Raises as `applied`."""
     options = {"tokenize": False, "add_generation_prompt": opening, "return_dict": False}
-    text = str(applied(tokenizer, messages, parts=parts, **options))
-    given = sum(len(message.content) for message in messages)
-    if len(text) > OWN_WORDS + REPEATED * given:
-        raise BadRow(
-            f"the chat template makes {len(text):,} characters of {given:,}, which would take for ever to read",
-            _MESSAGES,
-            hint=SILENT_HINT,
-        )
-    return text
+    return str(applied(tokenizer, messages, parts=parts, **options))
+
+
+def _check_bounds(source: str, tokenizer: Any, dicts: list[dict[str, Any]], options: Mapping[str, Any]) -> None:
+    """Raises OutOfBounds where the library's rendering would take for ever, or all memory."""
+    given = len(str(dicts))
+    template = bounded(source, _compile_jinja_template("").environment)  # compiling it there would fold constants
+    variables = {"tools": None, "documents": None, **tokenizer.special_tokens_map, **options, "messages": dicts}
+    check_bounds(template, given, variables)

@@ -13,6 +13,15 @@ from pydantic import Field, JsonValue, model_validator
 
 from medusa_cli.config.recipe import Settings
 
+# letters of several scripts, marks that combine, numbers, spaces, code, an address
+_PROBES = (
+    "The QUICK brown foxes' jumping, isn't it? Übergrößenträger naïvely cost 3,141.59 € (≈ 10²).",
+    "e\u0301 ﬁ Ⅷ ＡＢＣ  two  spaces\tand\n\nlines \u00a0",
+    "def f(x_1):\n    return {'a': [x_1 ** 2, None]}  # https://example.org/?q=1&r=%20",
+    "Жили-были старик со старухой. 機械学習は楽しい。 مرحبا بالعالم नमस्ते 🙂👩‍👩‍👧",
+    "internationalization antidisestablishmentarianism 12345678901234567890 aaaaaaaaaaaaaaaa",
+)
+
 
 class Traits(Settings):
     """What was there when the heads were trained. None: the target had no tokenizer, or no such rows.
@@ -21,6 +30,8 @@ class Traits(Settings):
     added      the same of the tokens that were added to it: special ones mostly
     added_ids  which ids these are, as [first, past the last] each
     size       ids there were; those that a tokenizer got since change nothing
+    rules      how text is cut into tokens and joined again, as a hash: normalizer, splitting, and what some texts show
+               of merges; None for tokenizers of Python's own
     template   the chat template, as a hash; of nothing where there was none
     rope       the config's rope parameters, by name
     rows       numbers of every row of the embeddings and of the output matrix, as a hash
@@ -30,6 +41,7 @@ class Traits(Settings):
     added: str | None = None
     added_ids: list[tuple[int, int]] = Field(default_factory=list, max_length=10_000)
     size: int = Field(default=0, ge=0, le=100_000_000)
+    rules: str | None = None
     template: str | None = None
     rope: dict[str, JsonValue] = Field(default_factory=dict)
     rows: str | None = None
@@ -78,6 +90,7 @@ def traits_of(target: Traited, then: Traits | None = None) -> Traits:
         added=_digest("\0".join(f"{id_} {token}" for id_, token in known if id_ in among)),
         added_ids=added_ids,
         size=size,
+        rules=_rules(target.tokenizer),
         template=_template(target.tokenizer),
         rope=rope,
         rows=target.rows,
@@ -86,7 +99,12 @@ def traits_of(target: Traited, then: Traits | None = None) -> Traits:
 
 def differences(then: Traits, now: Traits) -> list[str]:
     """What is another thing than it was, apart from the words: as the user would name it."""
-    named = {"added tokens": "added", "chat template": "template", "rows of embeddings or output matrix": "rows"}
+    named = {
+        "added tokens": "added",
+        "tokenizer's rules": "rules",
+        "chat template": "template",
+        "rows of embeddings or output matrix": "rows",
+    }
     pairs = ((what, getattr(then, field), getattr(now, field)) for what, field in named.items())
     found = [what for what, before, after in pairs if None not in (before, after) and before != after]
     names = sorted(name for name in then.rope.keys() | now.rope.keys() if then.rope.get(name) != now.rope.get(name))
@@ -109,6 +127,20 @@ def _ranges(ids: Iterable[int]) -> Iterator[tuple[int, int]]:
 def _template(tokenizer: Any) -> str:
     """A hash of the chat template, or templates."""
     return _digest(json.dumps(getattr(tokenizer, "chat_template", None), sort_keys=True, default=str))
+
+
+def _rules(tokenizer: Any) -> str | None:
+    """A hash of the parts that turn text into tokens and back, and of what they make of some texts.
+
+    Merges and scores are too many to be looked at whenever heads are loaded: what they do shows in the ids.
+    """
+    core = getattr(tokenizer, "backend_tokenizer", None)
+    if core is None:
+        return None
+    parts = [getattr(core, name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
+    states = [None if part is None else part.__getstate__().decode() for part in parts]
+    ids = [core.encode(text, add_special_tokens=False).ids for text in _PROBES]
+    return _digest(json.dumps([*states, ids]))
 
 
 def _rope(config: Any) -> dict[str, JsonValue]:

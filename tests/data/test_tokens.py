@@ -301,9 +301,9 @@ def test_a_prompt_the_template_refuses_is_an_error(make: Any) -> None:
 def test_a_template_that_makes_far_more_than_it_is_given_is_refused_with_numbers(make: Any) -> None:
     tokenizer = make("chatml")
     tokenizer.chat_template = "{% for n in range(100) %}{{ 'x' * 20000 }}{% endfor %}{{ messages[0]['content'] }}"
-    with pytest.raises(DataError, match=r"makes 2,000,00\d characters of \d, which would take for ever"):
+    with pytest.raises(DataError, match=r"makes more than 1,000,\d+ characters of \d+, which would take for ever"):
         prompt_ids(tokenizer, [Message("user", "Hi")], chat=True)
-    with pytest.raises(BadRow, match=r"2,000,0\d\d characters"):
+    with pytest.raises(BadRow, match=r"more than 1,00\d,\d+ characters"):
         conversation_tokens(tokenizer, TWO_TURNS)
 
 

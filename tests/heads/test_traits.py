@@ -52,6 +52,42 @@ def test_another_template_is_named() -> None:
     assert changed(target_with(tokenizer_of(template=None))) == ["chat template"]
 
 
+def test_another_way_to_cut_text_over_the_same_words_is_named() -> None:
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    for name, part in {
+        "normalizer": normalizers.Lowercase(),
+        "pre_tokenizer": pre_tokenizers.Punctuation(),
+        "decoder": decoders.WordPiece(),
+    }.items():
+        tokenizer = tokenizer_of()
+        setattr(tokenizer.backend_tokenizer, name, part)
+        assert changed(target_with(tokenizer)) == ["tokenizer's rules"], name
+
+
+def test_other_merges_over_the_same_words_are_named() -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: id_ for id_, word in enumerate(["<unk>", "f", "o", "x", "fo", "ox", "fox"])}
+
+    def target(merges: list[tuple[str, str]]) -> Target:
+        core = Tokenizer(BPE(words, merges, unk_token="<unk>"))
+        return target_with(PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>"))
+
+    one = target([("f", "o"), ("o", "x"), ("fo", "x")])
+    other = target([("o", "x"), ("f", "o")])
+    assert changed(one, one) == []
+    assert changed(other, one) == ["tokenizer's rules"]
+
+
+def test_heads_that_were_stored_without_the_rules_say_nothing_of_them() -> None:
+    target = target_with(tokenizer_of())
+    then = traits_of(target).model_copy(update={"rules": None})
+    assert differences(then, traits_of(target, then)) == []
+
+
 def test_another_rope_is_named_with_both_values() -> None:
     def rope_of(target: Any) -> Traits:
         return traits_of(FakeTarget(config=target))

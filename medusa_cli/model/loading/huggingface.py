@@ -14,7 +14,7 @@ from huggingface_hub import errors as hub
 from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from medusa_cli.errors import TargetError
+from medusa_cli.errors import TargetError, is_panic
 from medusa_cli.model.loading.sources import WEIGHTS, Source
 from medusa_cli.util.hub import settle_reach
 from medusa_cli.util.plain_json import parse_json
@@ -204,8 +204,10 @@ def _loading(source: Source, what: str, hint: str, load: Callable[[], Loaded]) -
     """Run one of the library's loaders."""
     try:
         return load()
-    # tokenizers raises bare Exceptions, safetensors and huggingface_hub direct children of it
-    except Exception as error:
+    # tokenizers raises bare Exceptions and panics, safetensors and huggingface_hub direct children of Exception
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         text = " ".join(str(error).split())
         told = _from_hub(source, error) or _of_pickles(source, error) or _in_words(source, text)
         if told is None:
