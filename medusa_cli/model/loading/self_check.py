@@ -98,7 +98,22 @@ def require(target: Target, result: CheckResult) -> None:
     raise TargetError(
         f"{target.name} ({target.config.model_type}) can't verify a tree: its logits over a tree differ from its own "
         f"by {result.max_difference:.2g} of their spread, and rounding in {dtype} explains {result.bound:g}",
-        "try --dtype float32, or --attention eager --runner eager; else this architecture is not supported",
+        _hint_of_own_window(target, result)
+        or "try --dtype float32, or --attention eager --runner eager; else this architecture is not supported",
+    )
+
+
+def _hint_of_own_window(target: Target, result: CheckResult) -> str | None:
+    """Where the check crossed a length that the config names, the likely reason: a window that no mask of ours reaches.
+
+    Such a window counts columns of the cache, and a tree's nodes take more of these than the text has tokens.
+    """
+    crossed = [f"{name} ({n} tokens)" for name, n in thresholds(target.config).items() if n < result.num_tokens]
+    if not crossed:
+        return None
+    return (
+        f"its config names {', '.join(crossed)}: if that is a window of its own code, no tree can be verified with it; "
+        "use another model, or transformers itself"
     )
 
 

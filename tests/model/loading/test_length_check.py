@@ -64,6 +64,13 @@ def test_a_window_in_words_of_an_architecture_s_own_is_refused_by_that_word() ->
         require(target, self_check(target))
 
 
+def test_a_window_shorter_than_the_check_is_named_and_no_cure_is_promised() -> None:
+    with pytest.raises(TargetError, match=r"gpt_neo.* can't verify a tree") as caught:
+        require(short := target_of(gpt_neo(window_size=12)), self_check(short))
+    assert "window_size (12 tokens)" in caught.value.hint
+    assert "--runner" not in caught.value.hint
+
+
 def test_a_window_that_no_layer_has_is_no_reason_to_refuse() -> None:
     assert self_check(target_of(gpt_neo(attention_types=[[["global"], 2]]))).ok
 
