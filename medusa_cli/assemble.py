@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.logits_processors import SAMPLING, Shaping, asked_of, in_force, shaping_of
@@ -16,14 +16,12 @@ from medusa_cli.drafters.adaptive import WatchedDrafter
 from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.hydra import DynamicHydraDrafter, HydraDrafter, HydraGuesses
 from medusa_cli.drafters.medusa import MedusaDrafter
-from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadGuesses, Source
-from medusa_cli.drafters.ngram import Ngrams
+from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadGuesses, Source, is_source
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.drafters.step_costs import Pace
 from medusa_cli.errors import FormatError, RecipeError
-from medusa_cli.formats.native import read_config, read_heads
 from medusa_cli.formats.places import find_heads
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 from medusa_cli.model.adapter import FOLDER as ADAPTER
 from medusa_cli.model.adapter import StoredAdapter, stored_adapter
 from medusa_cli.model.costs.by_nodes import step_costs
@@ -31,6 +29,7 @@ from medusa_cli.model.costs.kept import correct, key_of
 from medusa_cli.model.loading.load import load_target
 from medusa_cli.model.runners.kinds import RUNNERS
 from medusa_cli.model.target import Target
+from medusa_cli.registry import ANY, DrafterKind, drafter_kind, read_config, read_heads
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import parse_tree, read_measured, read_shape
@@ -38,7 +37,6 @@ from medusa_cli.trees.tree import TokenTree
 
 __all__ = [
     "DrafterChoice",
-    "DrafterName",
     "Sampling",
     "Speculate",
     "adapter_for",
@@ -56,7 +54,7 @@ __all__ = [
 ]
 
 
-DrafterName = Literal["medusa", "hydra", "ngram", "mixed", "none"]
+SHIPPED_KIND = "medusa"  # of heads that come with the package, where any would do
 Speculate = Literal["auto", "on", "off"]
 MOST_GUESSES = 16  # nodes that n-gram and mixed drafts may have where no size is named; how many pay is found out
 
@@ -70,17 +68,27 @@ class DrafterChoice:
     speculate   auto: guesses are left out while they don't pay; on: they never are; off: none are made
     """
 
-    name: DrafterName | None = None
+    name: str | None = None
     heads: str | None = None
     tree: str | None = None
     tree_size: int | None = None
     speculate: Speculate = "auto"
 
+    @property
+    def kind(self) -> DrafterKind:
+        """What the name stands for. Raises RecipeError for one that nobody knows."""
+        return drafter_kind(self.name or "mixed")
+
+    @property
+    def finds_own_tree(self) -> bool:
+        """Whether guesses come from elsewhere than heads in a tree that could be named."""
+        return self.name is not None and self.kind.make is not None
+
 
 def check_choice(choice: DrafterChoice, model: str) -> None:
     """Raise what is wrong with the flags, the heads' place or the tree before a model of gigabytes is loaded."""
     folder = _folder(choice, model)
-    if folder is not None and choice.name != "mixed":
+    if folder is not None and not choice.finds_own_tree:
         _choose_tree(choice, folder)
 
 
@@ -117,48 +125,58 @@ def adapter_of(folder: Path | None) -> StoredAdapter | None:
 def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     """The drafter asked for, its heads bound to the target and its tree checked against them."""
     folder = _folder(choice, target.name)
-    if choice.speculate == "off" or (folder is None and choice.name != "ngram"):
+    if choice.speculate == "off" or (folder is None and not choice.finds_own_tree):
         return NoDrafter()
     heads = read_heads(folder, target) if folder is not None else None
     if heads is not None:
         _check_kind(choice, heads)
         lay_out_heads(heads, target)
     by_pace = choice.speculate == "auto" and choice.tree is None and choice.tree_size is None
-    if choice.name in ("ngram", "mixed") or by_pace:
+    if choice.finds_own_tree or by_pace:
         return _gathering(choice, heads, target)
     assert heads is not None
     assert folder is not None
-    drafter = in_shape(heads, _choose_tree(choice, folder))
+    return _while_it_pays(choice, in_shape(heads, _choose_tree(choice, folder)))
+
+
+def _while_it_pays(choice: DrafterChoice, drafter: Drafter) -> Drafter:
     return drafter if choice.speculate == "on" or drafter.size == 0 else WatchedDrafter(drafter)
 
 
-def _check_kind(choice: DrafterChoice, heads: MedusaHeads) -> None:
+def _check_kind(choice: DrafterChoice, heads: Heads) -> None:
     """Raise FormatError when heads of one kind were asked for and those of another are there."""
-    if choice.name in ("medusa", "hydra") and choice.name != heads.config.type:
+    if choice.name is not None and choice.kind.heads not in (ANY, heads.config.type):
         raise FormatError(
             f"--drafter {choice.name} was asked for, and these are {heads.config.type} heads",
             f"use --drafter {heads.config.type}, or name other heads with --heads",
         )
 
 
-def in_shape(heads: MedusaHeads, shape: TokenTree | DynamicShape) -> Drafter:
+def heads_folder(choice: DrafterChoice, model: str) -> Path | None:
+    """Where the heads of this choice are; None where it takes none, or none are known. Raises FormatError."""
+    return None if choice.kind.heads is None else _folder(choice, model)
+
+
+def in_shape(heads: Heads, shape: TokenTree | DynamicShape) -> Drafter:
     """Heads that draft in this shape."""
-    hydra = heads.config.type == "hydra"
     if isinstance(shape, DynamicShape):
-        return DynamicHydraDrafter(heads, shape) if hydra else DynamicMedusaDrafter(heads, shape)
+        return DynamicHydraDrafter(heads.by_level(), shape) if heads.sees_path else DynamicMedusaDrafter(heads, shape)
     if shape.num_nodes == 1:
         return NoDrafter()
-    return HydraDrafter(heads, shape) if hydra else MedusaDrafter(heads, shape)
+    return HydraDrafter(heads.by_level(), shape) if heads.sees_path else MedusaDrafter(heads, shape)
 
 
-def _gathering(choice: DrafterChoice, heads: MedusaHeads | None, target: Target) -> Drafter:
-    """Guesses of heads, of the text's n-grams, or of both, as far as they pay at this machine's pace."""
+def _gathering(choice: DrafterChoice, heads: Heads | None, target: Target) -> Drafter:
+    """Guesses of heads, of a source, or of both, as far as they pay at this machine's pace; or a drafter of its own."""
     size = MOST_GUESSES if choice.tree_size is None else choice.tree_size
     if not size:
         return NoDrafter()
-    sources: list[Source] = [] if choice.name in ("medusa", "hydra") else [Ngrams()]
+    made = None if choice.kind.make is None else choice.kind.make(target)
+    if made is not None and not is_source(made):
+        return _while_it_pays(choice, cast(Drafter, made))
+    sources = [] if made is None else [cast(Source, made)]
     if heads is not None:
-        sources.insert(0, (HydraGuesses if heads.config.type == "hydra" else HeadGuesses)(heads, size))
+        sources.insert(0, HydraGuesses(heads.by_level(), size) if heads.sees_path else HeadGuesses(heads, size))
     costs = step_costs(target) if choice.speculate == "auto" else None
     pace = Pace(costs.seconds, costs.laps) if costs else None
     return GatheredDrafter(sources, Budget(size, pace), choice.name or "mixed")
@@ -173,7 +191,7 @@ def correct_costs(drafter: Drafter, target: Target) -> None:
         correct(key_of(target), drafter.lap_times.medians())
 
 
-def lay_out_heads(heads: MedusaHeads, target: Target) -> None:
+def lay_out_heads(heads: Heads, target: Target) -> None:
     """Give the heads' shared output, in place, the layout that the target's runner gave its layers."""
     runner = RUNNERS[target.identity.runner]
     if runner.packs:
@@ -269,19 +287,20 @@ def _rule(asked: Sampling, settings: Mapping[str, Any]) -> tuple[AcceptanceRule,
 def _folder(choice: DrafterChoice, model: str) -> Path | None:
     """Where the heads are; None when there are none, or none are wanted."""
     tree_named = choice.tree is not None or choice.tree_size is not None
-    if choice.name == "none":
+    kind = choice.kind
+    if not kind.guesses:
         if choice.heads is not None or tree_named:
-            raise RecipeError("--drafter none guesses nothing", "leave out --heads, --tree and --tree-size")
+            raise RecipeError(f"--drafter {choice.name} guesses nothing", "leave out --heads, --tree and --tree-size")
         return None
-    if choice.name in ("ngram", "mixed") and choice.tree is not None:
+    if choice.finds_own_tree and choice.tree is not None:
         raise RecipeError(
             f"--drafter {choice.name} finds a tree of its own at every step", "leave out --tree; --tree-size limits it"
         )
-    if choice.name == "ngram":
+    if kind.heads is None:
         if choice.heads is not None:
-            raise RecipeError("--drafter ngram needs no heads", "leave out --heads, or use --drafter mixed")
+            raise RecipeError(f"--drafter {choice.name} needs no heads", "leave out --heads, or use --drafter mixed")
         return None
-    folder = find_heads(choice.heads, model, "hydra" if choice.name == "hydra" else "medusa")
+    folder = find_heads(choice.heads, model, SHIPPED_KIND if kind.heads == ANY else kind.heads)
     if folder is None and (choice.name is not None or tree_named):
         raise FormatError(f"no heads are known for {model}", "name some with --heads, or make them: medusa train-heads")
     return folder

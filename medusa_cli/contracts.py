@@ -166,6 +166,9 @@ class HeadFormat(Protocol):
     def detect(self, folder: Path) -> bool:
         """True when `folder` is of this format."""
 
+    def read_config(self, folder: Path) -> Any:
+        """What the heads are and belong to, without their numbers; FormatError as `read`."""
+
     def read(self, folder: Path) -> Any:
         """The heads as stored; FormatError when a file is missing, corrupt or truncated."""
 

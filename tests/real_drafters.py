@@ -38,14 +38,14 @@ class KnownGuesses:
     def start(self, context: Context) -> None:
         """Texts are known by their beginnings."""
 
-    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
+    def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         right = self.right[self.num_steps % len(self.right)]
         self.num_steps += 1
         for tokens, trie in zip(context.tokens, tries, strict=True):
             node = ROOT
             for place, token in enumerate(following(self.texts, tokens, self.depth + 1)[1:]):
-                trie.grow(node, (token + 1) % VOCAB, 0.95 ** (place + 1))
-                node = trie.grow(node, (token + 2 * (place >= right)) % VOCAB, 0.9 ** (place + 1))
+                trie.add_guess(node, (token + 1) % VOCAB, 0.95 ** (place + 1))
+                node = trie.add_guess(node, (token + 2 * (place >= right)) % VOCAB, 0.9 ** (place + 1))
 
 
 def perfect(target: Target, texts: Texts) -> Drafter:

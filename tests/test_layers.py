@@ -16,6 +16,7 @@ LAYERS = (
     ("heads", "model"),
     ("drafters", "acceptance", "formats", "data"),
     ("decode", "train"),
+    ("registry",),
     ("assemble",),
     ("bench", "inspect", "pipeline"),
     ("plots", "serve"),

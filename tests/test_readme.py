@@ -148,7 +148,7 @@ def test_readme_lists_the_architectures_the_laws_run_on() -> None:
 
 def test_the_layers_of_the_architecture_are_those_of_the_test() -> None:
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
-    drawn = re.findall(r"^ (\d)  ((?:\w+  ?)+)", text, re.MULTILINE)
+    drawn = re.findall(r"^ ?(\d+)  ((?:\w+  ?)+)", text, re.MULTILINE)
     assert {int(number): set(rooms.split()) for number, rooms in drawn} == {
         number: set(rooms) for number, rooms in enumerate(LAYERS)
     }

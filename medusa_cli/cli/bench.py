@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
+from medusa_cli.config.parts import DRAFTERS, guessing_names
 from medusa_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from medusa_cli.bench.resume import BenchFolder
     from medusa_cli.config.recipe import TargetSettings
 
-OURS = ("greedy", "medusa", "hydra", "ngram", "mixed")
-ARMS = (*OURS, "hf-greedy", "hf-prompt-lookup", "llama-cpp")
+BASELINES = ("greedy", "hf-greedy", "hf-prompt-lookup", "llama-cpp")
 ONE_AT_A_TIME = ("hf-prompt-lookup", "llama-cpp")
 _DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.jsonl"
@@ -75,9 +75,12 @@ def command(
     tree: options.Tree = None,
     tree_size: options.TreeSize = None,
     drafter: Annotated[
-        Literal["medusa", "hydra", "ngram", "mixed"] | None,
-        typer.Option(
-            "--drafter", help="who guesses in our own arm [default: mixed; medusa with a tree or --speculate on]"
+        str | None,
+        options.part(
+            "--drafter",
+            "who guesses in our own arm [default: mixed; medusa with a tree or --speculate on]",
+            guessing_names,
+            list(DRAFTERS)[:-1],
         ),
     ] = None,
     speculate: options.Speculate = "auto",
@@ -142,16 +145,17 @@ def _check_usage(names: list[str], batch_size: int, min_speedup: float | None) -
 def arm_names(text: str) -> list[str]:
     """The arms named in `--compare`, in order, each once. Raises typer.BadParameter (exit 2) for anything else."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    arms = [BASELINES[0], *guessing_names(), *BASELINES[1:]]
     for name in names:
         base, at, dtype = name.partition("@")
-        if base not in ARMS:
-            near = difflib.get_close_matches(base, ARMS, n=1, cutoff=0.4)
+        if base not in arms:
+            near = difflib.get_close_matches(base, arms, n=1, cutoff=0.4)
             meant = f" Did you mean {near[0]}?" if near else ""
-            raise typer.BadParameter(f"--compare: no arm is named '{base}'; there are {', '.join(ARMS)}.{meant}")
+            raise typer.BadParameter(f"--compare: no arm is named '{base}'; there are {', '.join(arms)}.{meant}")
         if at and (not base.startswith("hf-") or dtype not in _DTYPES):
             raise typer.BadParameter(f"--compare {name}: only hf arms take a dtype, one of {', '.join(_DTYPES)}")
     if not names:
-        raise typer.BadParameter(f"--compare names no arm. Available: {', '.join(ARMS)}")
+        raise typer.BadParameter(f"--compare names no arm. Available: {', '.join(arms)}")
     return names
 
 
@@ -181,10 +185,9 @@ class Asked:
 
 def identity(asked: Asked, target: "TargetSettings", choice: "DrafterChoice", names: Sequence[str]) -> dict[str, Any]:
     """What a folder holds the replies of; heads by what they hold. Raises FormatError for heads that aren't there."""
-    from medusa_cli.formats.places import find_heads
+    from medusa_cli.assemble import heads_folder
 
-    kind = "hydra" if choice.name == "hydra" else "medusa"
-    folder = find_heads(choice.heads, target.model, kind) if choice.name != "ngram" else None
+    folder = heads_folder(choice, target.model)
     files = sorted(folder.glob("*.json")) if folder else []
     held = hashlib.sha256(b"\n".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else None
     return {**asked.shape, **target.model_dump(mode="json"), **asdict(choice), "heads": held, "arms": list(names)}

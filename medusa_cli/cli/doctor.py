@@ -189,7 +189,7 @@ def _model(target: "Target") -> dict[str, Any]:
 def _heads(heads: str | None, target: "Target") -> str | None:
     """The folder of the heads named or known, once they are found to fit. Raises FormatError and HeadsMismatch."""
     from medusa_cli.assemble import find_heads
-    from medusa_cli.formats.native import read_heads
+    from medusa_cli.registry import read_heads
 
     folder = find_heads(heads, target.name)
     if folder is None:

@@ -100,11 +100,10 @@ def command(
     tree: options.Tree = None,
     tree_size: options.TreeSize = None,
     drafter: Annotated[
-        options.DrafterName | None,
-        typer.Option(
-            "--drafter",
-            help="Who guesses: heads, n-grams of the text so far, or both. "
-            "[default: mixed where heads are known, else none; the heads alone with a tree or --speculate on]",
+        str | None,
+        options.drafter(
+            "Who guesses: heads, n-grams of the text so far, or both. "
+            "[default: mixed where heads are known, else none; the heads alone with a tree or --speculate on]"
         ),
     ] = None,
     speculate: options.Speculate = "auto",
@@ -237,11 +236,10 @@ def _own_stops(parts: "Parts", console: Console) -> tuple[str, ...]:
 
 def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int, checked: bool) -> dict[str, Any]:
     """The JSON of one text, with the names of the contract; and what a check found."""
-    from medusa_cli.assemble import find_heads
+    from medusa_cli.assemble import DrafterChoice, heads_folder
 
     target, made = parts.target, answer.generation
-    kind = "hydra" if parts.drafter.name == "hydra" else "medusa"
-    folder = find_heads(heads, target.name, kind) if parts.drafter.name not in ("ngram", "none") else None
+    folder = heads_folder(DrafterChoice(parts.drafter.name, heads), target.name)
     return {
         "prompt": answer.prompt,
         "text": answer.text,

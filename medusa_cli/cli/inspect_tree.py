@@ -208,7 +208,7 @@ def _measure(
 
 def _belongs(folder: Path | None) -> "MedusaConfig | None":
     """What the heads in `folder` say they are; None where there are none, or only what was measured of some."""
-    from medusa_cli.formats.native import read_config
+    from medusa_cli.registry import read_config
 
     try:
         return read_config(folder) if folder else None

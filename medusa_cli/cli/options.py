@@ -4,20 +4,22 @@ A flag that was not given is None, so that the recipe's order decides: flag > ME
 The defaults live in medusa_cli.config.recipe; the help texts here read them from there.
 """
 
+import difflib
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from medusa_cli.config.catalog import find_recipe, nearest_recipe
+from medusa_cli.config.parts import DRAFTERS, drafter_names
 from medusa_cli.config.recipe import Recipe, Settings, TargetSettings
 from medusa_cli.errors import RecipeError
 from medusa_cli.util.threads import use_threads
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 RunnerName = Literal["auto", "eager", "packed", "blocks", "compiled", "graphs"]
-DrafterName = Literal["medusa", "hydra", "ngram", "mixed", "none"]
 AttentionName = Literal["auto", "eager", "sdpa", "grouped"]
 
 
@@ -49,6 +51,24 @@ def _find_recipe(name: str) -> Path:
     except RecipeError as error:
         near = nearest_recipe(name)
         raise typer.BadParameter(error.message + (f" Did you mean {near}?" if near else "")) from error
+
+
+def part(flag: str, text: str, names: Callable[[], list[str]], shown: Iterable[str]) -> Any:
+    """The option that names a part, which other packages may have brought; `shown`: those of this program."""
+
+    def known(name: str | None) -> str | None:
+        if name is not None and name not in names():
+            near = difflib.get_close_matches(name, names(), n=1)
+            meant = f" Did you mean {near[0]}?" if near else ""
+            raise typer.BadParameter(f"{name!r} is not one of {', '.join(names())}.{meant}")
+        return name
+
+    return typer.Option(flag, metavar=f"<{'|'.join(shown)}>", help=text, callback=known, autocompletion=names)
+
+
+def drafter(text: str) -> Any:
+    """The option --drafter."""
+    return part("--drafter", text, drafter_names, DRAFTERS)
 
 
 Model = Annotated[

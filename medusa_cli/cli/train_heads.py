@@ -16,6 +16,7 @@ from medusa_cli.cli.preview_masks import preview
 from medusa_cli.cli.signals import Stops
 from medusa_cli.cli.training_progress import Watch, reporter_of
 from medusa_cli.config.loading import load_recipe
+from medusa_cli.config.parts import HEADS, head_kinds
 from medusa_cli.config.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings
 from medusa_cli.errors import RecipeError
 from medusa_cli.util.process_rank import Place, place_of
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 
 def command(
     overrides: options.Overrides = None,
-    heads_type: Annotated[Literal["medusa", "hydra"] | None, setting("Kind of heads.", HeadsSettings, "type")] = None,
+    heads_type: Annotated[
+        str | None, options.part("--heads-type", "Kind of heads. [default: medusa]", head_kinds, HEADS)
+    ] = None,
     num_heads: Annotated[int | None, setting("Heads: guesses ahead.", HeadsSettings, "num_heads", metavar="N")] = None,
     num_layers: Annotated[int | None, setting("Blocks a head.", HeadsSettings, "num_layers", metavar="N")] = None,
     draft_vocab: Annotated[

@@ -5,13 +5,14 @@ This file knows no model and no torch. Defaults live here and nowhere else.
 
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
+from medusa_cli.config.parts import head_kinds
 from medusa_cli.errors import RecipeError
 
 
@@ -86,10 +87,17 @@ class TargetSettings(Settings):
         return self
 
 
+def _is_kind(name: str) -> str:
+    """Heads of this program or of a package that is there."""
+    if name not in head_kinds():
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, head_kinds()))})
+    return name
+
+
 class HeadsSettings(Settings):
     """The shape of the heads."""
 
-    type: Literal["medusa", "hydra"] = Field(
+    type: Annotated[str, AfterValidator(_is_kind)] = Field(
         "medusa", description="hydra heads also see the guesses before theirs: better guesses, dearer drafts"
     )
     num_heads: int = Field(4, ge=1, le=16)

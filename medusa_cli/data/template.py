@@ -95,5 +95,11 @@ def _check_bounds(source: str, tokenizer: Any, dicts: list[dict[str, Any]], opti
     """Raises OutOfBounds where the library's rendering would take for ever, or all memory."""
     given = len(str(dicts))
     template = bounded(source, _compile_jinja_template("").environment)  # compiling it there would fold constants
-    variables = {"tools": None, "documents": None, **tokenizer.special_tokens_map, **options, "messages": dicts}
+    variables = {
+        "tools": None,
+        "documents": None,
+        **getattr(tokenizer, "special_tokens_map", {}),
+        **options,
+        "messages": dicts,
+    }
     check_bounds(template, given, variables)

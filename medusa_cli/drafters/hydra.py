@@ -81,7 +81,7 @@ class HydraGuesses:
     def start(self, context: Context) -> None:
         """Heads remember nothing between steps."""
 
-    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
+    def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """The candidates of each row; heads are asked what follows a guess only where that could pay."""
         found = guesses(self.heads, context.hidden_BH, context.root_B, self.size, floor)
         rows = zip(tries, found.tokens_BC.tolist(), found.parents_BC.tolist(), found.logp_BC.tolist(), strict=True)
@@ -90,7 +90,7 @@ class HydraGuesses:
             for token, parent, logp_path in zip(tokens[1:], parents[1:], logp[1:], strict=True):
                 chance = math.exp(logp_path)
                 # nodes below a guess that is left out are no likelier, and left out with it
-                nodes.append(trie.grow(nodes[parent], token, chance) if chance >= floor else ROOT)
+                nodes.append(trie.add_guess(nodes[parent], token, chance) if chance >= floor else ROOT)
 
 
 def guesses(heads: PathHeads, hidden_BH: Tensor, root_B: Tensor, size: int, floor: float = 0.0) -> Candidates:

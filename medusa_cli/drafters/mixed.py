@@ -32,8 +32,13 @@ class Source(Protocol):
     def start(self, context: Context) -> None:
         """Rows are other ones than before."""
 
-    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
+    def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """Guesses for the tokens after each row's root; those with a chance below `floor` may be left out."""
+
+
+def is_source(part: object) -> bool:
+    """Whether it adds guesses to tries, and isn't a drafter of its own."""
+    return hasattr(part, "add_guesses")
 
 
 class Budget:
@@ -164,7 +169,7 @@ class GatheredDrafter:
         tries = [Trie(tokens[-1]) for tokens in context.tokens]
         floor = self.budget.floor(len(tries))
         for source in self.sources:
-            source.plant(context, tries, floor)
+            source.add_guesses(context, tries, floor)
         likeliest = [trie.likeliest(self.size) for trie in tries]
         chances = [[trie.chances[node] for node in nodes] for trie, nodes in zip(tries, likeliest, strict=True)]
         count = self.budget.num_nodes(chances)
@@ -184,16 +189,16 @@ class HeadGuesses:
     def start(self, context: Context) -> None:
         """Heads remember nothing between steps."""
 
-    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
+    def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """The `size` likeliest paths of each row."""
         logits_BKW = self.heads(self.heads.inputs(context.hidden_BH, context.root_B[:, None]))
         best = logits_BKW.float().log_softmax(-1).topk(self.num_ranks, dim=-1)
         ids_BKR = self.heads.to_target_ids(best.indices).tolist()
         for trie, ids_KR, logp_KR in zip(tries, ids_BKR, best.values.tolist(), strict=True):
-            _plant_likeliest(trie, ids_KR, logp_KR, self.size, floor)
+            _add_likeliest(trie, ids_KR, logp_KR, self.size, floor)
 
 
-def _plant_likeliest(
+def _add_likeliest(
     trie: Trie, ids_KR: Sequence[Sequence[int]], logp_KR: Sequence[Sequence[float]], size: int, floor: float
 ) -> None:
     """Best-first: after a path come its next sibling and its first child, neither of which is likelier."""
@@ -204,7 +209,7 @@ def _plant_likeliest(
         cost, head, rank, parent, before = heappop(waiting)
         if exp(-cost) < floor:
             return
-        node = trie.grow(parent, ids_KR[head][rank], exp(-cost))
+        node = trie.add_guess(parent, ids_KR[head][rank], exp(-cost))
         if rank + 1 < len(ids_KR[head]):
             heappush(waiting, (-(before + logp_KR[head][rank + 1]), head, rank + 1, parent, before))
         if head + 1 < len(ids_KR):

@@ -95,7 +95,7 @@ class Ngrams:
         self._indices = [Index() for _ in context.tokens]
         self._offered = [[] for _ in context.tokens]
 
-    def plant(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
+    def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """The continuations of each row's last tokens, each with the chance that it is right so far."""
         for row, (index, tokens, trie) in enumerate(zip(self._indices, context.tokens, tries, strict=True)):
             for length, copied in self._offered[row]:
@@ -104,4 +104,4 @@ class Ngrams:
             self._offered[row] = index.continuations()
             for length, copied in self._offered[row]:
                 chances = takewhile(lambda chance: chance >= floor, self._belief.chances(length, len(copied)))
-                trie.lay(copied, chances)
+                trie.add_path(copied, chances)

@@ -25,7 +25,7 @@ class Trie:
         self.chances = [1.0]
         self._children: list[dict[int, int]] = [{}]
 
-    def grow(self, node: int, token: int, chance: float) -> int:
+    def add_guess(self, node: int, token: int, chance: float) -> int:
         """The node for this token under `node`; `chance` is that of the whole path. The higher of two beliefs stays."""
         chance = min(chance, self.chances[node])
         child = self._children[node].get(token)
@@ -40,10 +40,10 @@ class Trie:
             self.chances[child] = chance
         return child
 
-    def lay(self, path: Sequence[int], chances: Iterable[float], node: int = ROOT) -> None:
+    def add_path(self, path: Sequence[int], chances: Iterable[float], node: int = ROOT) -> None:
         """A path of guesses under `node` with the chance of each prefix, as far as there are chances."""
         for token, chance in zip(path, chances, strict=False):
-            node = self.grow(node, token, chance)
+            node = self.add_guess(node, token, chance)
 
     def likeliest(self, size: int) -> list[int]:
         """At most `size` nodes by falling chance, parents before children, the root left out."""

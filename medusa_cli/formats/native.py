@@ -29,8 +29,9 @@ from torch import Tensor
 
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.places import DESCRIPTION
+from medusa_cli.heads.base import Heads
 from medusa_cli.heads.config import HeadsTarget, MedusaConfig, check_belongs
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.kinds import heads_class
 from medusa_cli.util.files import sync, write_atomically
 from medusa_cli.util.plain_json import parse_json
 from medusa_cli.util.sealed import sha256_of
@@ -52,7 +53,11 @@ class NativeFormat:
         """True when `folder` holds a heads.json."""
         return (folder / DESCRIPTION).is_file()
 
-    def read(self, folder: Path) -> MedusaHeads:
+    def read_config(self, folder: Path) -> MedusaConfig:
+        """What the heads are and belong to, without their numbers. Raises FormatError as `read` does."""
+        return _config_of(folder, _read_description(folder))
+
+    def read(self, folder: Path) -> Heads:
         """The heads as stored, in the stored dtype, not bound to a target.
 
         Raises FormatError when a file is missing, truncated, corrupt, changed, or of an unknown version.
@@ -61,7 +66,7 @@ class NativeFormat:
         tensors = _read_tensors(folder, description)
         return _assemble(folder, description, tensors)
 
-    def write(self, heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
+    def write(self, heads: Heads, folder: Path, dtype: torch.dtype | None = None) -> None:
         """Write atomically: a kill leaves the old heads or the new ones. `dtype` None keeps that of the heads.
 
         Raises FormatError when the folder can't be written; what it held before is then untouched.
@@ -76,12 +81,11 @@ class NativeFormat:
             ) from error
 
 
-def read_heads(folder: Path, target: HeadsTarget) -> MedusaHeads:
-    """The heads in `folder`, bound to `target`, on its device and in its dtype, ready to guess.
+def ready(heads: Heads, target: HeadsTarget) -> Heads:
+    """Heads as they were stored, bound to `target`, on its device and in its dtype, ready to guess.
 
-    Raises FormatError as `NativeFormat.read` does, and HeadsMismatch when the heads were trained for another model.
+    Raises HeadsMismatch when they were trained for another model.
     """
-    heads = NativeFormat().read(folder)
     check_belongs(heads.config, target)
     highest = int(heads.draft_ids.max())
     if highest >= target.real_vocab:
@@ -94,12 +98,7 @@ def read_heads(folder: Path, target: HeadsTarget) -> MedusaHeads:
     return heads.requires_grad_(False).eval()
 
 
-def read_config(folder: Path) -> MedusaConfig:
-    """What the heads in `folder` are and belong to, without their numbers. Raises FormatError as `read_heads` does."""
-    return _config_of(folder, _read_description(folder))
-
-
-def write_heads(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
+def write_heads(heads: Heads, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write the heads to `folder` atomically, in `dtype` (None: as they are). Raises FormatError."""
     NativeFormat().write(heads, folder, dtype)
 
@@ -119,7 +118,7 @@ def _settle(folder: Path) -> None:
         pending.unlink()
 
 
-def _write(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None) -> None:
+def _write(heads: Heads, folder: Path, dtype: torch.dtype | None) -> None:
     """The three moves of the module docstring, in order."""
     tensors = {
         name: value.detach().cpu().to(torch.int32 if name == "draft_ids" else dtype or value.dtype).contiguous()
@@ -200,12 +199,12 @@ def _read_tensors(folder: Path, description: dict[str, Any]) -> dict[str, Tensor
         raise FormatError(f"{file} can't be read: {error}", _COPY_AGAIN) from error
 
 
-def _assemble(folder: Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> MedusaHeads:
+def _assemble(folder: Path, description: dict[str, Any], tensors: dict[str, Tensor]) -> Heads:
     """Heads of the stored config filled with the stored tensors, or FormatError when the two don't agree."""
     config = _config_of(folder, description)
     # Shapes alone: a damaged config may ask for more numbers than any machine holds.
     with torch.device("meta"):
-        heads = MedusaHeads(config, torch.zeros(config.draft_vocab, dtype=torch.long))
+        heads = heads_class(config.type)(config, torch.zeros(config.draft_vocab, dtype=torch.long))
     expected = {name: tuple(value.shape) for name, value in heads.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if expected != found:
@@ -218,9 +217,14 @@ def _assemble(folder: Path, description: dict[str, Any], tensors: dict[str, Tens
         raise FormatError(f"{folder / WEIGHTS} holds draft ids outside 0 to {config.vocab_size - 1}", _COPY_AGAIN)
     if len(draft_ids_W.unique()) != len(draft_ids_W):
         raise FormatError(f"{folder / WEIGHTS} holds a draft id twice", _COPY_AGAIN)
-    heads = MedusaHeads(config, draft_ids_W).to(tensors["weight"].dtype)
+    heads = heads_class(config.type)(config, draft_ids_W).to(_dtype_of(tensors))
     heads.load_state_dict({**tensors, "draft_ids": draft_ids_W})
     return heads
+
+
+def _dtype_of(tensors: dict[str, Tensor]) -> torch.dtype:
+    """The dtype that the weights are stored in."""
+    return next(value.dtype for name, value in sorted(tensors.items(), reverse=True) if name != "draft_ids")
 
 
 def _umask() -> int:

@@ -5,7 +5,7 @@ vocabulary.
 """
 
 import logging
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from pydantic import Field, model_validator
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 class MedusaConfig(Settings):
     """What the heads are and which target they were trained for.
 
+    type          the kind of heads, as heads/kinds.py knows it
     vocab_size    V: rows of the target's output matrix, padding rows included
     draft_vocab   W: entries of the draft vocabulary; at most V
     own_output    each head has a trained output matrix; otherwise all share the target's rows, which are not stored
@@ -30,7 +31,7 @@ class MedusaConfig(Settings):
     traits        the target's tokenizer, template, rope and rows as they were; None: heads of a version before
     """
 
-    type: Literal["medusa", "hydra"] = "medusa"
+    type: str = Field("medusa", min_length=1, max_length=100)
     num_heads: int = Field(ge=1, le=1_000)
     num_layers: int = Field(ge=1, le=1_000)
     hidden_size: int = Field(ge=1, le=1_000_000)

@@ -12,119 +12,44 @@ Shape letters: K heads, L layers of a head, H hidden, I inputs (H, 2H with the r
 of a head and a guess it sees, V rows of the target's output matrix, W draft vocabulary.
 """
 
-from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from medusa_cli.errors import HeadsMismatch
+from medusa_cli.heads.base import Heads
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.kernels.blocks import nearest_grid
 from medusa_cli.kernels.layout import packed_linear
-from medusa_cli.kernels.packed import PackedLinear, can_pack
+from medusa_cli.kernels.packed import PackedLinear
 
 
-@dataclass(frozen=True)
-class Projection:
-    """An output layer over the draft vocabulary: logits = hidden @ weight_WH.T + bias_W.
-
-    packed  the same layer laid out for the CPU's kernels, where it is frozen and was packed; these have no gradient
-    """
-
-    weight_WH: Tensor
-    bias_W: Tensor | None
-    packed: PackedLinear | None = None
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] to logits [..., W]."""
-        if self.packed is not None:
-            laid_out: Tensor = self.packed(hidden)
-            return laid_out
-        return F.linear(hidden, self.weight_WH, self.bias_W)
-
-
-class MedusaHeads(nn.Module):
+class MedusaHeads(Heads):
     """K heads of L residual blocks each, x + SiLU(Linear(x)), run as one batched product.
 
     weight [L, K, H, H], bias [L, K, H] and, with sees_root, root_weight [K, H, H], which reads the root in the first
     block, start at zero, so that an untrained head repeats the target's own guess. So does path_weight [P, H, H] of
     hydra heads, through which head k reads guess j (from 1) of its path: pair k (k - 1) / 2 + j - 1.
-    draft_ids [W] are the target ids of the draft vocabulary. With a shared output, `bind` must be called before
-    `forward`; nothing bound is trained or stored.
     """
 
-    draft_ids: Tensor
-    shared_weight: Tensor | None
-    shared_bias: Tensor | None
-    root_rows: Tensor | None
-
     def __init__(self, config: MedusaConfig, draft_ids_W: Tensor) -> None:
-        super().__init__()
-        assert draft_ids_W.shape == (config.draft_vocab,), (draft_ids_W.shape, config.draft_vocab)
+        super().__init__(config, draft_ids_W)
         num_layers, num_heads, hidden = config.num_layers, config.num_heads, config.hidden_size
-        self.config = config
         self.weight = nn.Parameter(torch.zeros(num_layers, num_heads, hidden, hidden))
         self.bias = nn.Parameter(torch.zeros(num_layers, num_heads, hidden))
         self.root_weight = nn.Parameter(torch.zeros(num_heads, hidden, hidden)) if config.sees_root else None
         self.path_weight = nn.Parameter(torch.zeros(config.num_pairs, hidden, hidden)) if config.num_pairs else None
-        self.output_weight: nn.Parameter | None = None
-        self.output_bias: nn.Parameter | None = None
-        if config.own_output:
-            self.output_weight = nn.Parameter(torch.zeros(num_heads, config.draft_vocab, hidden))
-            if config.output_bias:
-                self.output_bias = nn.Parameter(torch.zeros(num_heads, config.draft_vocab))
-        self.packed_output: PackedLinear | None = None
         self.packed_block: PackedLinear | None = None
         self.packed_later: list[list[PackedLinear]] = []  # layer by layer after the first, a matrix for each head
         self.packed_path: list[PackedLinear] = []  # for each guess of a path, the matrices of all heads that see it
-        self.register_buffer("draft_ids", draft_ids_W.long())
-        self.register_buffer("shared_weight", None, persistent=False)
-        self.register_buffer("shared_bias", None, persistent=False)
-        self.register_buffer("root_rows", None, persistent=False)
 
-    @classmethod
-    def fresh(
-        cls, config: MedusaConfig, draft_ids_W: Tensor, output_VH: Tensor, bias_V: Tensor | None = None
-    ) -> "MedusaHeads":
-        """Untrained heads for this target in float32; an own output starts as the target's rows."""
-        heads = cls(config, draft_ids_W.to(output_VH.device)).to(output_VH.device)
-        heads.bind(output_VH, bias_V)
-        if heads.output_weight is not None:
-            with torch.no_grad():
-                heads.output_weight.copy_(output_VH[heads.draft_ids].expand_as(heads.output_weight))
-                if heads.output_bias is not None:
-                    assert bias_V is not None
-                    heads.output_bias.copy_(bias_V[heads.draft_ids].expand_as(heads.output_bias))
-        return heads
+    @property
+    def sees_path(self) -> bool:
+        """Hydra heads do."""
+        return self.path_weight is not None
 
-    def bind(self, output_VH: Tensor, bias_V: Tensor | None = None) -> "MedusaHeads":
-        """Take what the heads need of the target's output matrix: the draft vocabulary's rows, unless the output is
-        their own, and the roots' rows, if they see the root.
-
-        Raises HeadsMismatch when the matrix has other rows or columns than the heads were made for.
-        """
-        config = self.config
-        if tuple(output_VH.shape) != (config.vocab_size, config.hidden_size):
-            raise HeadsMismatch(
-                f"the heads need an output matrix of {config.vocab_size} x {config.hidden_size}, "
-                f"this model's is {output_VH.shape[0]} x {output_VH.shape[1]}",
-                f"these heads belong to {config.target_name}: load that model, or train heads for this one",
-            )
-        if config.output_bias and bias_V is None:
-            raise HeadsMismatch(
-                "the heads need a model whose output has a bias; this one's has none",
-                f"these heads belong to {config.target_name}: load that model, or train heads for this one",
-            )
-        if config.sees_root:
-            self.root_rows = output_VH.detach()
-        self.packed_output = None  # laid out from the matrix before
-        if not config.own_output:
-            self.shared_weight = self._rows(output_VH)
-            self.shared_bias = self._rows(bias_V) if config.output_bias and bias_V is not None else None
-        return self
-
-    def pack(self, *, blocks: bool) -> "MedusaHeads":
+    def pack(self, *, blocks: bool) -> Self:
         """Lay blocks and shared output out for the CPU's kernels, as the target's layers are; for drafting only.
 
         With blocks, the heads' own weights are rounded to 8 bits: they are read at every step, and only guess.
@@ -142,24 +67,8 @@ class MedusaHeads(nn.Module):
             for layer in zip(self.weight[1:], self.bias[1:], strict=True)
         ]
         self.packed_path = [packed(self._seeing(guess), None) for guess in self._guesses_seen()]
-        if self.shared_weight is not None:
-            self.packed_output = packed_linear(self.shared_weight, self.shared_bias, blocks=blocks)
+        super().pack(blocks=blocks)
         return self
-
-    def pack_output(self) -> "MedusaHeads":
-        """Lay a shared output out for the CPU's kernels, for heads that go on learning: it is frozen, and read at
-        every step. A copy of it; where kernels have no other layout, nothing.
-        """
-        if self.shared_weight is not None and can_pack(self.shared_weight.device, self.shared_weight.dtype):
-            self.packed_output = PackedLinear(self.shared_weight, self.shared_bias)
-        return self
-
-    def _rows(self, table_V: Tensor) -> Tensor:
-        """The draft vocabulary's rows of a table; a view, not a copy, when these are simply the first rows."""
-        width = len(self.draft_ids)
-        first = torch.equal(self.draft_ids, torch.arange(width, device=self.draft_ids.device))
-        rows = table_V[:width] if first else table_V[self.draft_ids.to(table_V.device)]
-        return rows.detach().to(device=self.weight.device, dtype=self.weight.dtype)
 
     def inputs(self, hidden: Tensor, path: Tensor) -> Tensor:
         """What the heads see [..., I]: hidden [..., H] and, as far as they see them, the rows of path's ids [..., n].
@@ -170,12 +79,6 @@ class MedusaHeads(nn.Module):
             return hidden
         seen = path if self.path_weight is not None else path[..., :1]
         return torch.cat([hidden, self._token_rows(seen).to(hidden.dtype).flatten(-2)], dim=-1)
-
-    def _token_rows(self, ids: Tensor) -> Tensor:
-        """The output matrix's rows of ids [...], brought to a mean square of 1, the scale of a normed hidden state."""
-        assert self.root_rows is not None, "bind(output_weight) comes first"
-        rows = self.root_rows[ids]
-        return F.rms_norm(rows, rows.shape[-1:])
 
     def block_forward(self, inputs: Tensor) -> Tensor:
         """inputs [..., I] through every head's blocks: [..., K, H]."""
@@ -238,25 +141,3 @@ class MedusaHeads(nn.Module):
                 inner = torch.einsum("...kh,kgh->...kg", blocks, weight_kHH) + bias_kH
             blocks = blocks + F.silu(inner)
         return blocks
-
-    def projection(self, head: int) -> Projection:
-        """Head `head`'s output layer; the same one for all heads when it is shared."""
-        if self.output_weight is not None:
-            return Projection(self.output_weight[head], None if self.output_bias is None else self.output_bias[head])
-        assert self.shared_weight is not None, "bind(output_weight) comes first"
-        return Projection(self.shared_weight, self.shared_bias, self.packed_output)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """inputs [..., I] to logits [..., K, W] over the draft vocabulary."""
-        return self._project(self.block_forward(inputs), None)
-
-    def _project(self, blocks: Tensor, head: int | None) -> Tensor:
-        """blocks [..., k, H] of one head, or of all, to logits [..., k, W]."""
-        if self.output_weight is None or head is not None:
-            return self.projection(head or 0).logits(blocks)
-        logits = torch.einsum("...kh,kwh->...kw", blocks, self.output_weight)
-        return logits if self.output_bias is None else logits + self.output_bias
-
-    def to_target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Draft-vocabulary indices to the target's token ids, same shape."""
-        return self.draft_ids[draft_ids]

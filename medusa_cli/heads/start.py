@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from medusa_cli.errors import HeadsMismatch
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class TakenOver:
 
 
 @torch.no_grad()
-def take_over(heads: MedusaHeads, source: MedusaHeads) -> TakenOver:
+def take_over(heads: Heads, source: Heads) -> TakenOver:
     """Copy into `heads`, in place, what `source` has of the same heads and layers; the rest stays as it is.
 
     Where one has more heads or layers than the other, those that both have are copied: an untrained layer passes on

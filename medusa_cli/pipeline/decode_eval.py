@@ -14,7 +14,8 @@ from medusa_cli.config.recipe import Recipe
 from medusa_cli.contracts import Drafter
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
+from medusa_cli.heads.kinds import heads_class
 from medusa_cli.model.costs import by_nodes
 from medusa_cli.model.target import Target
 from medusa_cli.train.early_stopping import Decoded
@@ -42,7 +43,7 @@ class Probe:
         self._rows = min(len(prompts), data.rows)
         self._cost_ratio: float | None = None
 
-    def __call__(self, heads: MedusaHeads) -> Decoded:
+    def __call__(self, heads: Heads) -> Decoded:
         """What these heads gain a step, as they would be stored; they themselves stay as they are."""
         with torch.random.fork_rng([device for device in self._target.devices if device.type == "cuda"]):
             drafter = in_shape(self._as_stored(heads), TokenTree.chain(heads.config.num_heads))
@@ -54,10 +55,10 @@ class Probe:
         per_step = tokens / steps if steps else 1.0
         return Decoded(per_step, per_step / self._cost_ratio)
 
-    def _as_stored(self, heads: MedusaHeads) -> MedusaHeads:
+    def _as_stored(self, heads: Heads) -> Heads:
         """A copy, rounded as it will be stored, in the target's dtype and layout."""
         target, config = self._target, heads.config
-        copy = MedusaHeads(config, heads.draft_ids).to(heads.weight.device)
+        copy = heads_class(config.type)(config, heads.draft_ids).to(heads.device)
         copy.load_state_dict(heads.state_dict())
         copy = copy.to(self._stored).to(device=target.device, dtype=target.dtype)
         copy.bind(target.output_weight, target.output_bias if config.output_bias else None)

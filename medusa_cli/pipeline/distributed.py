@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from medusa_cli.config.recipe import Recipe, TrainSettings
+from medusa_cli.heads.base import Heads
 from medusa_cli.heads.config import MedusaConfig
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.kinds import heads_class
 from medusa_cli.model.loading.load import choose_device
 from medusa_cli.train.checkpoint import Checkpoints
 from medusa_cli.train.corpus import Corpus, Examples
@@ -40,7 +41,7 @@ class _Outline:
     tensors: Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
-def call(group: Group, task: Task, heads: MedusaHeads, recipe: Recipe) -> None:
+def call(group: Group, task: Task, heads: Heads, recipe: Recipe) -> None:
     """The first process: give the others their task and these heads, before it begins to train them itself."""
     if not isinstance(group, Processes):
         return
@@ -61,10 +62,12 @@ def answer_call(group: Processes, recipe: Recipe) -> None:
     follow(heads, examples, task.settings, task.seed, task.checkpoints, group)
 
 
-def _received(group: Processes, device: torch.device) -> MedusaHeads:
+def _received(group: Processes, device: torch.device) -> Heads:
     """The first process's heads, on this device."""
     outline: _Outline = group.hand_out()
-    heads = MedusaHeads(outline.config, torch.zeros(outline.config.draft_vocab, dtype=torch.long)).to(device)
+    heads = heads_class(outline.config.type)(
+        outline.config, torch.zeros(outline.config.draft_vocab, dtype=torch.long)
+    ).to(device)
     for name, (shape, dtype) in outline.tensors.items():
         if getattr(heads, name) is None:
             setattr(heads, name, torch.empty(shape, dtype=dtype, device=device))
@@ -73,7 +76,7 @@ def _received(group: Processes, device: torch.device) -> MedusaHeads:
     return heads
 
 
-def _tensors(heads: MedusaHeads) -> Iterator[tuple[str, Tensor]]:
+def _tensors(heads: Heads) -> Iterator[tuple[str, Tensor]]:
     """Trained and fixed numbers, those that are no part of a file included, in one order everywhere."""
     yield from heads.named_parameters()
     yield from heads.named_buffers()

@@ -19,7 +19,7 @@ import torch
 
 from medusa_cli.config.recipe import LoraSettings, Recipe
 from medusa_cli.errors import RecipeError, TrainingError
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 from medusa_cli.model.adapter import FOLDER, LearningAdapter, StoredAdapter, adaptable, joined
 from medusa_cli.model.loading.gguf_conversion import converted
 from medusa_cli.model.loading.huggingface import fetch_config
@@ -64,7 +64,7 @@ class Adaptation:
     folder: Path
     hooks: "Hooks"
     material: "Material"
-    heads: MedusaHeads
+    heads: Heads
     sets: Sets
     steps: int
 

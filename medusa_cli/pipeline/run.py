@@ -23,10 +23,11 @@ from medusa_cli import __version__
 from medusa_cli.config.recipe import Recipe
 from medusa_cli.data.distill import read_written
 from medusa_cli.errors import TrainingError
-from medusa_cli.formats.native import NativeFormat, read_heads, write_heads
+from medusa_cli.formats.native import write_heads
 from medusa_cli.formats.places import find_heads
+from medusa_cli.heads.base import Heads
 from medusa_cli.heads.config import MedusaConfig
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.kinds import heads_class
 from medusa_cli.heads.start import take_over
 from medusa_cli.heads.traits import traits_of
 from medusa_cli.model.target import Target
@@ -38,6 +39,7 @@ from medusa_cli.pipeline.joint_stage import Adaptation, adapt
 from medusa_cli.pipeline.planning.disk import check_training
 from medusa_cli.pipeline.run_folder import RunFolder
 from medusa_cli.pipeline.tree_fit import Fitted, OnPart, fit
+from medusa_cli.registry import format_of, read_heads
 from medusa_cli.train.card import FittedTree, Provenance, write_card
 from medusa_cli.train.checkpoint import TrainLog
 from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
@@ -109,7 +111,7 @@ class Material:
 
 
 def make_heads(
-    target: Target, folder: RunFolder, hooks: Hooks, command: str, source: MedusaHeads | None, group: Group = ALONE
+    target: Target, folder: RunFolder, hooks: Hooks, command: str, source: Heads | None, group: Group = ALONE
 ) -> Made:
     """The whole path of the folder's recipe; what is finished stays, and the same call goes on from it.
 
@@ -209,15 +211,15 @@ def _lengths(corpus: Corpus) -> dict[str, float]:
     return {"mean": float(learnt_S.mean()), "median": float(np.median(learnt_S)), "longest": int(learnt_S.max())}
 
 
-def source_of(recipe: Recipe) -> MedusaHeads | None:
+def source_of(recipe: Recipe) -> Heads | None:
     """The heads the recipe goes on from, if any; needs no model. Raises FormatError when they aren't there."""
     folder = find_heads(recipe.heads.start_from, recipe.target.model) if recipe.heads.start_from else None
-    return NativeFormat().read(folder) if folder else None
+    return format_of(folder).read(folder) if folder else None
 
 
 def _first_heads(
-    recipe: Recipe, target: Target, material: Material, source: MedusaHeads | None, say: Callable[[str], None]
-) -> MedusaHeads:
+    recipe: Recipe, target: Target, material: Material, source: Heads | None, say: Callable[[str], None]
+) -> Heads:
     """The heads as their training begins, with what those to go on from have learnt."""
     heads = fresh_heads(recipe, target, _draft_ids(recipe, target, material, source))
     if source is not None:
@@ -227,7 +229,7 @@ def _first_heads(
     return heads
 
 
-def _draft_ids(recipe: Recipe, target: Target, material: Material, source: MedusaHeads | None) -> Tensor:
+def _draft_ids(recipe: Recipe, target: Target, material: Material, source: Heads | None) -> Tensor:
     """The draft vocabulary [W]: that of the heads to go on from, or what the samples to learn from need most."""
     chosen_W = choose_draft_ids(
         material.corpus, material.learnt, size=recipe.heads.draft_vocab, real_vocab=target.real_vocab
@@ -237,7 +239,7 @@ def _draft_ids(recipe: Recipe, target: Target, material: Material, source: Medus
     return source.draft_ids
 
 
-def fresh_heads(recipe: Recipe, target: Target, draft_ids_W: Tensor) -> MedusaHeads:
+def fresh_heads(recipe: Recipe, target: Target, draft_ids_W: Tensor) -> Heads:
     """Untrained heads for this target over this draft vocabulary, in float32."""
     config = MedusaConfig(
         type=recipe.heads.type,
@@ -253,10 +255,10 @@ def fresh_heads(recipe: Recipe, target: Target, draft_ids_W: Tensor) -> MedusaHe
         target_fingerprint=target.fingerprint,
         traits=traits_of(target),
     )
-    return MedusaHeads.fresh(config, draft_ids_W, target.output_weight.float(), target.output_bias)
+    return heads_class(config.type).fresh(config, draft_ids_W, target.output_weight.float(), target.output_bias)
 
 
-def _examples(material: Material, heads: MedusaHeads) -> Sets:
+def _examples(material: Material, heads: Heads) -> Sets:
     """What these heads are asked, on both sides of the split."""
     draft_ids, num_heads = heads.draft_ids, heads.config.num_heads
     return Sets(
@@ -274,7 +276,7 @@ def _probe(recipe: Recipe, target: Target, material: Material, hooks: Hooks) -> 
     return Probe(target, prompts, recipe) if prompts else None
 
 
-def _refuse_overflow(heads: MedusaHeads, stored: str) -> None:
+def _refuse_overflow(heads: Heads, stored: str) -> None:
     """Raise TrainingError before heads that guess nothing take the place of others."""
     if not all(bool(weight.to(getattr(torch, stored)).isfinite().all()) for weight in heads.parameters()):
         raise TrainingError(

@@ -15,7 +15,7 @@ from medusa_cli.assemble import in_shape, lay_out_heads
 from medusa_cli.config.recipe import Recipe
 from medusa_cli.contracts import Context, Drafter
 from medusa_cli.errors import TrainingError
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 from medusa_cli.model.clock import now
 from medusa_cli.model.costs import by_nodes
 from medusa_cli.model.target import Target
@@ -59,7 +59,7 @@ def fit(
     recipe: Recipe,
     target: Target,
     folder: Path,
-    heads: MedusaHeads,
+    heads: Heads,
     held_out: Examples,
     on_part: OnPart = lambda part, done, total: None,
 ) -> Fitted:

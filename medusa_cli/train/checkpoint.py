@@ -18,7 +18,7 @@ from torch import Tensor
 
 from medusa_cli.config.recipe import Recipe
 from medusa_cli.errors import TrainingError
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 from medusa_cli.train.early_stopping import Best
 from medusa_cli.util.files import write_atomically
 from medusa_cli.util.plain_json import parse_json
@@ -81,7 +81,7 @@ class TrainState:
     adapter  parameters by name that learn beside the heads
     """
 
-    heads: MedusaHeads
+    heads: Heads
     optimizer: torch.optim.Optimizer
     order: Mapping[str, int | float]
     best: Best | None = None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medusa_cli.drafters.beam import Candidates
 from medusa_cli.drafters.hydra import guesses, likeliest_of
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 from medusa_cli.train.corpus import NOT_ASKED, Examples
 from medusa_cli.train.measure import Ranks
 from medusa_cli.trees.dynamic import DynamicShape, dynamic_tree
@@ -37,7 +37,7 @@ class Beliefs(Protocol):
         """What trees of this shape would have kept, one place at a time."""
 
 
-def beliefs_at(heads: MedusaHeads, examples: Examples, measured: Ranks, *, num_ranks: int, most: int) -> Beliefs:
+def beliefs_at(heads: Heads, examples: Examples, measured: Ranks, *, num_ranks: int, most: int) -> Beliefs:
     """The heads' beliefs at up to `most` of the measured places where every head is asked, spread evenly."""
     asked = np.flatnonzero((measured.ranks_NK != NOT_ASKED).all(axis=1))
     chosen = asked[np.linspace(0, len(asked) - 1, min(most, len(asked))).astype(np.int64)]
@@ -96,20 +96,20 @@ class PathBeliefs:
 
 
 @torch.no_grad()
-def _logp(heads: MedusaHeads, examples: Examples, rows_B: NDArray[np.int64], num_ranks: int) -> Tensor:
+def _logp(heads: Heads, examples: Examples, rows_B: NDArray[np.int64], num_ranks: int) -> Tensor:
     """Log-chances [B, K, R] of the best guesses, on the host."""
-    device = heads.weight.device
-    hidden_BH = examples.hidden(rows_B, device).to(heads.weight.dtype)
+    device = heads.device
+    hidden_BH = examples.hidden(rows_B, device).to(heads.dtype)
     logits_BKW = heads(heads.inputs(hidden_BH, examples.paths(rows_B, device)))
     return logits_BKW.float().log_softmax(-1).topk(num_ranks, dim=-1).values.cpu()
 
 
 @torch.no_grad()
-def _judged(heads: MedusaHeads, examples: Examples, rows_B: NDArray[np.int64], size: int) -> Judged:
+def _judged(heads: Heads, examples: Examples, rows_B: NDArray[np.int64], size: int) -> Judged:
     """The candidates for trees of up to `size` nodes, on the host, held against what the text says."""
-    device = heads.weight.device
-    hidden_BH = examples.hidden(rows_B, device).to(heads.weight.dtype)
-    found = guesses(heads, hidden_BH, examples.paths(rows_B, device)[:, 0], size).cpu()
+    device = heads.device
+    hidden_BH = examples.hidden(rows_B, device).to(heads.dtype)
+    found = guesses(heads.by_level(), hidden_BH, examples.paths(rows_B, device)[:, 0], size).cpu()
     truth_BK = examples.following(rows_B)
     depths_C = torch.tensor(found.depths_C)
     right_BC = (depths_C == 0).expand_as(found.tokens_BC).clone()

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from medusa_cli.config.recipe import TrainSettings
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 
 MOST = 8
 """Decodes of a run where they decide nothing, the last left out: a clock would make logs of equal runs differ."""
@@ -30,7 +30,7 @@ class Decoded:
     speedup: float
 
 
-Decode = Callable[[MedusaHeads], Decoded]
+Decode = Callable[[Heads], Decoded]
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Best:
         """Whether training has gone on for long enough without a better decode."""
         return self.waited >= self.patience
 
-    def offer(self, step: int, tokens_per_step: float, heads: MedusaHeads) -> None:
+    def offer(self, step: int, tokens_per_step: float, heads: Heads) -> None:
         """Keep a copy of these heads, on the host, if none decoded as well before."""
         if tokens_per_step > self.tokens_per_step:
             self.step, self.tokens_per_step, self.waited = step, tokens_per_step, 0
@@ -56,7 +56,7 @@ class Best:
         else:
             self.waited += 1
 
-    def give_to(self, heads: MedusaHeads) -> None:
+    def give_to(self, heads: Heads) -> None:
         """Make `heads` the best ones, if there was a decode at all."""
         if self.heads:
             heads.load_state_dict(self.heads)
@@ -85,7 +85,7 @@ class Decoding:
         """Whether patience is at its end."""
         return self.best is not None and self.best.given_up
 
-    def after(self, step: int, heads: MedusaHeads, *, last: bool) -> Decoded | None:
+    def after(self, step: int, heads: Heads, *, last: bool) -> Decoded | None:
         """What a decode after this step gave, its `seconds` kept; None where none is due."""
         if self._decode is None or not (last or step % self._every == 0):
             return None

@@ -15,7 +15,7 @@ from torch import nn
 
 from medusa_cli.config.recipe import TrainSettings
 from medusa_cli.errors import TrainingError
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 from medusa_cli.train.checkpoint import Checkpoints, TrainState
 from medusa_cli.train.corpus import Examples, some_of
 from medusa_cli.train.early_stopping import Best, Decode, Decoding
@@ -29,9 +29,11 @@ EVAL_EXAMPLES = 8192
 """Held-out examples an evaluation looks at, at most: enough for a curve; measure.py looks at all of them."""
 
 
-def make_optimizer(heads: MedusaHeads, settings: TrainSettings) -> torch.optim.AdamW:
+def make_optimizer(heads: Heads, settings: TrainSettings) -> torch.optim.AdamW:
     """AdamW over the heads' parameters; only matrices decay."""
-    named = [(name, parameter) for name, parameter in heads.named_parameters() if parameter.requires_grad]
+    learnt = [(name, parameter) for name, parameter in heads.named_parameters() if parameter.requires_grad]
+    # a saved optimizer's states go by number: the output's come last
+    named = sorted(learnt, key=lambda each: each[0].startswith("output_"))
     matrices: list[nn.Parameter] = [parameter for name, parameter in named if name.endswith("weight")]
     biases: list[nn.Parameter] = [parameter for name, parameter in named if not name.endswith("weight")]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": biases, "weight_decay": 0.0}]
@@ -51,7 +53,7 @@ class Sets:
 
 
 def train(
-    heads: MedusaHeads, sets: Sets, settings: TrainSettings, seed: int, checkpoints: Checkpoints, outlets: Outlets
+    heads: Heads, sets: Sets, settings: TrainSettings, seed: int, checkpoints: Checkpoints, outlets: Outlets
 ) -> Event:
     """Train `heads` in place, going on from the run folder's newest checkpoint if it has one; the last evaluation.
 
@@ -102,7 +104,7 @@ def train(
 
 
 def follow(
-    heads: MedusaHeads,
+    heads: Heads,
     examples: Examples,
     settings: TrainSettings,
     seed: int,
@@ -145,7 +147,7 @@ def learn_batch(state: TrainState, examples: Examples, batch: Batch, settings: T
     This process's share is taken in pieces, and every gradient weighted by what the whole batch asks.
     """
     heads = state.heads
-    device = heads.weight.device
+    device = heads.device
     state.optimizer.zero_grad(set_to_none=True)
     whole_K = examples.counts(batch.rows_B).to(device)
     parts = [
@@ -174,7 +176,7 @@ def _pieces(rows_B: NDArray[np.int64], size: int | None) -> list[NDArray[np.int6
     return [rows_B[start : start + size] for start in range(0, max(len(rows_B), 1), size)]
 
 
-def _check_finite(scores: Scores, heads: MedusaHeads, examples: Examples, batch: Batch) -> None:
+def _check_finite(scores: Scores, heads: Heads, examples: Examples, batch: Batch) -> None:
     """Raise TrainingError naming the samples of the batch whose loss or gradient is not finite."""
     gradients = [parameter.grad for parameter in heads.parameters() if parameter.grad is not None]
     if bool(torch.stack([scores.loss.isfinite(), *(grad.isfinite().all() for grad in gradients)]).all()):
@@ -187,10 +189,10 @@ def _check_finite(scores: Scores, heads: MedusaHeads, examples: Examples, batch:
     )
 
 
-def _evaluate(heads: MedusaHeads, examples: Examples, settings: TrainSettings) -> Evaluated:
+def _evaluate(heads: Heads, examples: Examples, settings: TrainSettings) -> Evaluated:
     """Of evenly spread held-out examples, the same ones each time."""
     rows = np.linspace(0, len(examples) - 1, min(len(examples), EVAL_EXAMPLES)).astype(np.int64)
-    device = heads.weight.device
+    device = heads.device
     parts = []
     for start in range(0, len(rows), settings.batch_size):
         rows_B = rows[start : start + settings.batch_size]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from medusa_cli.heads.medusa import MedusaHeads, Projection
+from medusa_cli.heads.base import Heads, Projection
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class _Gradient:
     weight_P: Tensor
 
 
-def score(heads: MedusaHeads, inputs_BI: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int) -> Scores:
+def score(heads: Heads, inputs_BI: Tensor, labels_BK: Tensor, *, head_decay: float, chunk: int) -> Scores:
     """The loss of a batch, without gradients."""
     with torch.no_grad():
         return _score(heads, heads.block_forward(inputs_BI), labels_BK, head_decay, chunk)
 
 
 def score_and_learn(
-    heads: MedusaHeads,
+    heads: Heads,
     inputs_BI: Tensor,
     labels_BK: Tensor,
     *,
@@ -107,7 +107,7 @@ def score_and_learn(
 
 
 def _score(
-    heads: MedusaHeads,
+    heads: Heads,
     blocks_BKH: Tensor,
     labels_BK: Tensor,
     head_decay: float,
@@ -153,7 +153,7 @@ def _decay(num_heads: int, head_decay: float, like: Tensor) -> Tensor:
     return head_decay ** torch.arange(num_heads, dtype=like.dtype, device=like.device)
 
 
-def _pieces(heads: MedusaHeads, labels_BK: Tensor, chunk: int) -> Iterator[_Piece]:
+def _pieces(heads: Heads, labels_BK: Tensor, chunk: int) -> Iterator[_Piece]:
     """All pairs asked, at most `chunk` at once; pairs of different heads share a piece when they share the output."""
     labels_P = labels_BK.reshape(-1)
     asked_P = labels_P >= 0
@@ -175,7 +175,7 @@ def _minus_one_hot(softmax_CW: Tensor, labels_C: Tensor) -> Tensor:
     return softmax_CW
 
 
-def _learn_output(heads: MedusaHeads, head: int, grad_CW: Tensor, weighted_CH: Tensor, weight_C: Tensor) -> None:
+def _learn_output(heads: Heads, head: int, grad_CW: Tensor, weighted_CH: Tensor, weight_C: Tensor) -> None:
     """Add a piece's gradient to one head's own output layer; weighted_CH are its inputs times weight_C."""
     assert heads.output_weight is not None
     if heads.output_weight.grad is None:

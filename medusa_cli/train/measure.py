@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from medusa_cli.errors import TrainingError
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 from medusa_cli.train.corpus import NOT_ASKED, Examples
 from medusa_cli.trees.tree import Path as TreePath
 from medusa_cli.util.files import write_atomically
@@ -100,7 +100,7 @@ class Measurement:
 
 
 def measure(
-    heads: MedusaHeads,
+    heads: Heads,
     examples: Examples,
     *,
     num_ranks: int,
@@ -135,7 +135,7 @@ def chain_accuracy(right_NK: NDArray[np.bool_], examples: Examples, rows_N: NDAr
 
 
 def rank_places(
-    heads: MedusaHeads,
+    heads: Heads,
     examples: Examples,
     *,
     num_ranks: int,
@@ -201,15 +201,15 @@ def fit_tree_joint(paths: PathCounts, size: int) -> list[TreePath]:
 
 
 def _rank_batch(
-    heads: MedusaHeads, examples: Examples, rows_B: NDArray[np.int64], num_ranks: int, chunk: int
+    heads: Heads, examples: Examples, rows_B: NDArray[np.int64], num_ranks: int, chunk: int
 ) -> NDArray[np.int16]:
     """ranks [B, K] of one batch. Asked for only while every token before is the target's own as well."""
     labels_BK = examples.labels_NK[rows_B]
     asked_BK = np.logical_and.accumulate(labels_BK != NOT_ASKED, axis=1)
     ranks_BK = np.where(asked_BK, num_ranks, NOT_ASKED).astype(np.int16)
-    device = heads.weight.device
+    device = heads.device
     with torch.no_grad():
-        hidden_BH = examples.hidden(rows_B, device).to(heads.weight.dtype)
+        hidden_BH = examples.hidden(rows_B, device).to(heads.dtype)
         blocks_BKH = heads.block_forward(heads.inputs(hidden_BH, examples.paths(rows_B, device)))
         for head in range(labels_BK.shape[1]):
             projection = heads.projection(head)

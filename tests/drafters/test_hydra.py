@@ -152,7 +152,7 @@ def test_heads_are_asked_what_follows_a_guess_only_where_that_could_pay() -> Non
     asked = guesses(heads, context.hidden_BH, context.root_B, 12, floor)
     assert len(asked.depths_C) < len(everything.depths_C)
     tries = [Trie(int(root)) for root in context.root_B]
-    HydraGuesses(heads, 12).plant(context, tries, floor)
+    HydraGuesses(heads, 12).add_guesses(context, tries, floor)
     for row, trie in enumerate(tries):
         wanted = sorted(chance for chance in chances_BC[row].tolist() if chance >= floor)
         assert sorted(trie.chances) == pytest.approx(wanted)

@@ -95,9 +95,9 @@ def test_guesses_that_can_not_pay_are_not_looked_for(kind: str) -> None:
     (source,) = sources(kind, target)
     source.start(context)
     all_of_them, floored = Trie(prompt[-1]), Trie(prompt[-1])
-    source.plant(context, [all_of_them], 0.0)
+    source.add_guesses(context, [all_of_them], 0.0)
     floor = sorted(all_of_them.chances)[len(all_of_them.chances) // 2]
-    source.plant(context, [floored], floor)
+    source.add_guesses(context, [floored], floor)
     assert 1 < len(floored.chances) < len(all_of_them.chances)
     assert sorted(floored.chances) == sorted(chance for chance in all_of_them.chances if chance >= floor)
 

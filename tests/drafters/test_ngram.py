@@ -58,11 +58,11 @@ def test_chances_fall_along_a_copy_and_are_learnt_from_the_next_context() -> Non
     context = Context([tokens], torch.tensor([2]), torch.zeros(1, 4))
     source.start(context)
     trie = Trie(2)
-    source.plant(context, [trie], 0.0)
+    source.add_guesses(context, [trie], 0.0)
     assert trie.tokens[1:4] == [3, 1, 2]
     assert all(child <= trie.chances[parent] for child, parent in zip(trie.chances, trie.parents, strict=True))
     again = Trie(1)
-    source.plant(Context([[*tokens, 3, 1]], torch.tensor([1]), torch.zeros(1, 4)), [again], 0.0)
+    source.add_guesses(Context([[*tokens, 3, 1]], torch.tensor([1]), torch.zeros(1, 4)), [again], 0.0)
     fresh, learnt = Belief(), source._belief
     assert learnt.chance(2, 0) > fresh.chance(2, 0)
     assert learnt.chance(2, 1) > fresh.chance(2, 1)
@@ -75,6 +75,6 @@ def test_a_source_that_starts_again_copies_nothing_from_the_texts_before() -> No
         context = Context([tokens], torch.tensor([7]), torch.zeros(1, 4))
         source.start(context)
         trie = Trie(7)
-        source.plant(context, [trie], 0.0)
+        source.add_guesses(context, [trie], 0.0)
         grown.append(trie.tokens[1:3])
     assert grown == [[8, 9], []]

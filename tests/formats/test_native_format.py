@@ -12,9 +12,10 @@ import torch
 
 import medusa_cli.formats.native as native
 from medusa_cli.errors import FormatError, HeadsMismatch
-from medusa_cli.formats.native import NativeFormat, read_heads, write_heads
+from medusa_cli.formats.native import NativeFormat, write_heads
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.heads.traits import Traits
+from medusa_cli.registry import read_heads
 from medusa_cli.util.sealed import sha256_of
 from tests.tiny_heads import HIDDEN, REAL, FakeTarget, some_heads
 

@@ -10,11 +10,12 @@ from transformers import AutoModelForCausalLM
 from medusa_cli.assemble import DrafterChoice, adapter_for, check_choice
 from medusa_cli.config.recipe import LoraSettings
 from medusa_cli.errors import MedusaError
-from medusa_cli.formats.native import read_heads, write_heads
+from medusa_cli.formats.native import write_heads
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
 from medusa_cli.model.adapter import LearningAdapter, adapter_fingerprint, joined
 from medusa_cli.model.loading.load import fingerprint_of
+from medusa_cli.registry import read_heads
 from medusa_cli.trees.files import parse_tree, read_measured, read_shape, read_tree, write_tree
 from medusa_cli.trees.tree import TokenTree
 from medusa_cli.util.files import write_atomically

@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         torch.rand(3)  # what measuring draws
         return Measured({count: (count + 1) / 2 for count in counts}, 0.0, disturbed=False)
 
-    monkeypatch.setattr(module.step_cost, "measure", measured)
+    monkeypatch.setattr(module.by_nodes, "measure", measured)
     return seen
 
 

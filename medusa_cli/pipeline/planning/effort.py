@@ -12,7 +12,7 @@ import torch
 
 from medusa_cli.config.recipe import Recipe
 from medusa_cli.contracts import Draft
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 from medusa_cli.model.clock import now
 from medusa_cli.model.costs.by_nodes import random_ids
 from medusa_cli.model.target import Target
@@ -43,7 +43,7 @@ class Effort:
     decode: float
 
 
-def measure_effort(recipe: Recipe, target: Target, heads: MedusaHeads) -> Effort:
+def measure_effort(recipe: Recipe, target: Target, heads: Heads) -> Effort:
     """Some seconds of each. `heads` are fresh ones of this recipe, and are trained on noise: throw them away."""
     with _threads_of_one(recipe.data.workers, target):
         read, step = _reading(recipe, target), _stepping(recipe, target, recipe.data.rows, nodes=1)
@@ -92,9 +92,9 @@ def _decoding(recipe: Recipe, target: Target, read_token: float) -> float:
     return PROMPTS * prompt * read_token + PROMPTS / rows * min(NEW_TOKENS, data.max_answer_tokens) * step
 
 
-def _learning(recipe: Recipe, heads: MedusaHeads) -> float:
+def _learning(recipe: Recipe, heads: Heads) -> float:
     """Seconds a place of a training step."""
-    settings, device = recipe.train, heads.weight.device
+    settings, device = recipe.train, heads.device
     places = min(settings.batch_size, PLACES)
     optimizer = make_optimizer(heads.pack_output(), settings)
     rng = torch.Generator().manual_seed(0)  # as `random_ids`: nothing is drawn that others would draw

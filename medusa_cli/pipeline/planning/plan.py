@@ -13,8 +13,9 @@ from medusa_cli.data.conversations import Counts
 from medusa_cli.data.rows import is_on_the_hub
 from medusa_cli.data.user_turns import asked_turns
 from medusa_cli.errors import TargetError
+from medusa_cli.heads.base import Heads
 from medusa_cli.heads.config import MedusaConfig
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.kinds import heads_class
 from medusa_cli.model.loading.gguf_conversion import converted
 from medusa_cli.model.loading.huggingface import fetch_config, weights_are_here
 from medusa_cli.model.loading.load import choose_device, load_target
@@ -225,7 +226,7 @@ def _source(recipe: Recipe) -> Source:
     return converted(find_source(recipe.target.model))
 
 
-def _noise_heads(recipe: Recipe, target: Target) -> MedusaHeads:
+def _noise_heads(recipe: Recipe, target: Target) -> Heads:
     """Heads over the first tokens: which ones makes no difference to the time."""
     return fresh_heads(recipe, target, torch.arange(_width(recipe, target.real_vocab)))
 
@@ -247,7 +248,7 @@ def _parameters(recipe: Recipe, hidden_size: int, vocab_size: int) -> int:
         target_fingerprint="",
     )
     with torch.device("meta"):
-        heads = MedusaHeads(config, torch.zeros(width, dtype=torch.long))
+        heads = heads_class(config.type)(config, torch.zeros(width, dtype=torch.long))
     return sum(parameter.numel() for parameter in heads.parameters())
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from medusa_cli.errors import TargetError, TrainingError
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.base import Heads
 from medusa_cli.model.adapter import LearningAdapter
 from medusa_cli.model.target import Target
 from medusa_cli.train.checkpoint import Checkpoints, TrainState
@@ -50,7 +50,7 @@ class Learners:
 
     target: Target
     adapter: LearningAdapter
-    heads: MedusaHeads
+    heads: Heads
 
 
 @dataclass(frozen=True)
