@@ -99,11 +99,11 @@ def _examine(settings: "TargetSettings", heads: str | None, console: Console) ->
 def _template_error(target: "Target", console: Console) -> str | None:
     """Why the model can't read what its chat template makes of a short prompt, told; None when it can."""
     from medusa_cli.data.conversations import Message
-    from medusa_cli.data.tokens import prompt_ids
+    from medusa_cli.decode.chat import ids_of
     from medusa_cli.errors import MedusaError
 
     try:
-        target.check_ids([prompt_ids(target.tokenizer, [Message("user", "Hi")], chat=True)])
+        target.check_ids([ids_of(target, [Message("user", "Hi")])])
     except MedusaError as error:
         console.error(error)
         return error.message
