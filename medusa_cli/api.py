@@ -279,7 +279,13 @@ def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
 
 def _messages(prompt: Prompt) -> list[Message]:
     """What a chat template is given. Raises DataError for what is neither words nor messages."""
-    given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+    given: Any = (
+        [{"role": "user", "content": prompt}]
+        if isinstance(prompt, str)
+        else list(prompt)
+        if isinstance(prompt, Sequence)
+        else []
+    )
     if not given or not all(
         isinstance(each, Mapping) and all(isinstance(each.get(name), str) for name in ("role", "content"))
         for each in given

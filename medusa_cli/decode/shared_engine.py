@@ -21,10 +21,12 @@ from medusa_cli.model.target import Target
 class _Call:
     """What a caller's texts have gained and he hasn't seen: each gain with its request's index.
 
+    left   his texts that aren't whole yet; a row that was finished since says so in its earlier gains too
     lost   a step broke off that his texts were in
     """
 
     keys: range
+    left: int
     gains: deque[tuple[int, Gain]] = field(default_factory=deque)
     lost: bool = False
 
@@ -53,12 +55,10 @@ class SharedEngine:
             return
         call = self._ask(requests)
         try:
-            left = len(requests)
-            while left:
+            while call.left or call.gains:
                 for index, gain in self._gained(call):
                     if gain.row.error is not None:
                         raise gain.row.error
-                    left -= gain.row.finish_reason is not None
                     yield index, gain
         finally:
             self._given_up.append(call)
@@ -87,7 +87,7 @@ class SharedEngine:
                 prompts, hint = [request.prompt for request in requests], "give a smaller batch_size or max_new_tokens"
                 check_room(self._target, prompts, limits, self._max_rows, self._drafter.size, hint)
             keys = [self._engine.add(request) for request in requests]
-            call = _Call(range(keys[0], keys[-1] + 1))
+            call = _Call(range(keys[0], keys[-1] + 1), len(keys))
             self._calls.append(call)
             return call
 
@@ -116,6 +116,7 @@ class SharedEngine:
             for call in self._calls:
                 if gain.row.key in call.keys:
                     call.gains.append((gain.row.key - call.keys.start, gain))
+                    call.left -= gain.row.finish_reason is not None
 
     def _free_rows(self) -> None:
         """Give back the rows of texts that nobody waits for."""

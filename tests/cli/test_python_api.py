@@ -188,7 +188,6 @@ def test_an_attached_model_writes_the_same_and_keeps_its_own_ways(
     places = {name: parameter.data_ptr() for name, parameter in hf_model.named_parameters()}
     asks = {name: parameter.requires_grad for name, parameter in hf_model.named_parameters()}
     attached = medusa.attach(hf_model, AutoTokenizer.from_pretrained(tiny), heads=heads)
-    assert attached.generate(PROMPTS, max_new_tokens=20) == fast.generate(PROMPTS, max_new_tokens=20) or True
     assert [one.token_ids for one in attached.generate(PROMPTS, max_new_tokens=20)] == [
         one.token_ids for one in fast.generate(PROMPTS, max_new_tokens=20)
     ]
