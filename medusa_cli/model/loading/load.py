@@ -108,7 +108,7 @@ def make_target(
     fingerprint, rows = fingerprint_of(model), rows_of(model)
     if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
         fingerprint = merge(model, adapter, fingerprint)
-    runner = lay_out(model, runner_for(model, settings, fingerprint))
+    runner = lay_out(model, runner_for(model, settings, fingerprint), None if adapter else files)
     identity = Identity(
         settings.model,
         fingerprint,
