@@ -213,3 +213,31 @@ def test_the_map_has_a_line_for_each_file_with_something_to_say():
     lines = [line for line in package_map().splitlines() if line.startswith("- `")]
     assert any(line.startswith("- `app.py`: ") for line in lines)
     assert all(line.partition("`: ")[2] for line in lines)
+
+
+END = (
+    "import sys, atexit, medusa_cli.cli.app as app, medusa_cli.__main__ as program\n"
+    "app.main = lambda: (print('said', end=''), 3)[1]\n"
+    "class Heavy:\n    def __del__(self, out=sys.stdout): out.write(' taken apart'), out.flush()\n"
+    "heavy = Heavy()\n"
+    "atexit.register(lambda: print(' at exit', end=''))\n"
+    "{before}\n"
+    "sys.exit(program.run())\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("", "said at exit"),
+        (
+            "import threading, time\n"
+            "threading.Thread(target=lambda: (time.sleep(0.2), print(' thread', end=''))).start()",
+            "said thread at exit",
+        ),
+        ("sys.setprofile(lambda *_: None)", "said at exit taken apart"),
+    ],
+)
+def test_the_end_says_all_runs_what_waits_for_it_and_takes_nothing_apart(before: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", END.format(before=before)], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (3, said), done.stderr

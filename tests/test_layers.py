@@ -20,7 +20,7 @@ LAYERS = (
     ("assemble",),
     ("bench", "inspect", "pipeline"),
     ("plots", "serve"),
-    ("cli",),
+    ("api", "cli"),
 )
 LAYER_OF = {room: number for number, rooms in enumerate(LAYERS) for room in rooms}
 FREE = {"__init__", "__main__"}

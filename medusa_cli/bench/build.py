@@ -19,7 +19,7 @@ from medusa_cli.config.parts import drafter_names
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message
-from medusa_cli.data.tokens import prompt_ids
+from medusa_cli.decode.chat import ends_of, ids_of
 from medusa_cli.decode.engine import check_prompt
 from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.memory import check_room
@@ -75,10 +75,10 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
         )
     target = load_target(settings, adapter)
     on_cpu = torch.device(target.device).type == "cpu"
-    stop = StopRule(frozenset(target.stop_ids), max_new_tokens, target.context_limit)
     # A host clock can't time the parts of a step that are only queued on an accelerator.
     watch = Stopwatch(time.perf_counter) if on_cpu else None
-    limits = Limits(stop.max_new_tokens, stop.stop_ids, stop.context_limit)
+    limits = ends_of(target, max_new_tokens).limits
+    stop = StopRule(limits.stop_ids, limits.max_new_tokens, limits.context_limit)
     assert choice.name is not None
     subject = choice.name
     drafters = _drafters(choice, subject, names, target)
@@ -109,7 +109,7 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
             target.name, target.dtype_name, str(target.device), target.identity.runner, torch.get_num_threads()
         ),
         vocab_size=target.real_vocab,
-        encode=lambda text: prompt_ids(target.tokenizer, [Message("user", text)], chat=True),
+        encode=lambda text: ids_of(target, [Message("user", text)]),
         plain=lambda text: list(target.tokenizer(text, add_special_tokens=False)["input_ids"]),
         logits_after=partial(_logits_after, target),
         make_room=make_room,

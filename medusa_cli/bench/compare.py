@@ -1,8 +1,4 @@
-"""Are the replies of two arms the same? Where not: at which token, and was it a near tie there?
-
-In floating point a forward over a tree and a forward over one token round differently. When the best two logits
-are closer than that rounding, either token is the model's own choice: a near tie. Any wider gap is a mismatch.
-"""
+"""Are the replies of two arms the same? Each difference is a near tie or a mismatch, as decode/exactness.py tells."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +9,10 @@ import torch
 from torch import Tensor
 
 from medusa_cli.bench.run import Trial
+from medusa_cli.decode.exactness import difference
 
 LLAMA_CPP = "llama-cpp"
 AS_STORED = "as stored"
-# How many roundings of the largest logit two forwards of the same model may lie apart. Measured on
-# SmolLM2-135M (30 layers), one token at a time against one forward of 64 tokens, differences within the best 8
-# logits: at most 15.7 in float32 and 2.4 in bfloat16, where kernels sum in float32. float16 is set between.
-_ROUNDINGS: Mapping[str, float] = {"float32": 24.0, "float16": 6.0, "bfloat16": 3.0}
 
 
 @dataclass(frozen=True)
@@ -28,19 +21,6 @@ class Same:
 
     same: int
     of: int
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first token at which two replies to one prompt differ.
-
-    margin   how far the less likely of the two tokens lies under the best logit: the gap of the best two when
-             these two are the tokens. None when one reply ends where the other goes on.
-    """
-
-    index: int
-    margin: float | None
-    verdict: Literal["near-tie", "mismatch"]
 
 
 @dataclass(frozen=True)
@@ -62,30 +42,12 @@ class Comparison:
     divergences: Sequence[Divergence]
 
 
-def near_tie_bound(dtype: str, scale: float) -> float:
-    """The widest gap that rounding alone may turn over: a number of roundings (eps) of the largest logit.
-
-    dtype   float32, float16 or bfloat16
-    scale   the largest absolute logit at the position
-    About 1e-4 in float32 and 0.9 in bfloat16 where the logits reach 38.
-    """
-    return _ROUNDINGS[dtype] * torch.finfo(getattr(torch, dtype)).eps * scale
-
-
 def dtype_of(arm: str, default: str) -> str:
     """`bfloat16` for `hf-greedy@bfloat16`; `default`, the subject's, for a name without one.
 
     llama.cpp takes the weights as its file stores them, in integers where that is quantised: none of torch's dtypes.
     """
     return AS_STORED if arm == LLAMA_CPP else arm.partition("@")[2] or default
-
-
-def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """The first index at which two replies differ, the shorter one's length when it is a prefix, or None."""
-    for index, (our, their) in enumerate(zip(ours, theirs, strict=False)):
-        if our != their:
-            return index
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
 
 
 def compare(
@@ -118,23 +80,3 @@ def _coarser(ours: str, theirs: str) -> str:
     if theirs == AS_STORED:
         return ours
     return max(ours, theirs, key=lambda name: torch.finfo(getattr(torch, name)).eps)
-
-
-def difference(
-    ours: Sequence[int], theirs: Sequence[int], dtype: str, logits_after: Callable[[list[int]], Tensor]
-) -> Difference | None:
-    """Where two replies part and how near a tie it was there; None when they are the same.
-
-    logits_after   ids that both replies begin with to the logits [V] that decide the token after them
-    """
-    index = first_difference(ours, theirs)
-    if index is None:
-        return None
-    if index == min(len(ours), len(theirs)):
-        return Difference(index, None, "mismatch")
-    logits_V = logits_after(list(ours[:index])).float()
-    chosen = logits_V[[ours[index], theirs[index]]]
-    margin = float(logits_V.max() - chosen.min())
-    # a token that may not come at all has no logit that rounding could move
-    scale = float(logits_V[logits_V.isfinite()].abs().max())
-    return Difference(index, margin, "near-tie" if margin <= near_tie_bound(dtype, scale) else "mismatch")

@@ -18,6 +18,7 @@ from medusa_cli.util.paths import cache_home
 # folders of the home, and what each is for; all of it is made anew when it is asked for
 KEPT = {
     "models": "models converted from .gguf files",
+    "blocks": "weights of models in blocks of 4 or 8 bits",
     "forwards": "compiled forwards (runner compiled)",
     "kernels": "compiled kernels",
     "checks": "self-checks that models have passed",
@@ -25,7 +26,7 @@ KEPT = {
     "runners": "how quick each runner is here",
     "auto": "which runner auto takes here",
 }
-_FOLDERS = {"models": "models", "forwards": "code/forwards", "kernels": "code/kernels"}
+_FOLDERS = {"models": "models", "blocks": "blocks", "forwards": "code/forwards", "kernels": "code/kernels"}
 # the home may be a folder with other things in it: ours end in a hash, before what tells the kind of file
 _OURS = re.compile(r"\.?([\w.+-]+-)?[0-9a-f]{12,64}(\.[\w-]+)*")
 

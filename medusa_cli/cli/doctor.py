@@ -11,6 +11,7 @@ import typer
 from medusa_cli import __version__
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
+from medusa_cli.util.phases import Phases
 
 if TYPE_CHECKING:
     import torch
@@ -53,16 +54,17 @@ def command(
     )
     settings = load_recipe(config, (), values).target
     console = Console(json=json, quiet=quiet, verbose=verbose)
+    phases = Phases("the command line")
     # said before the model is looked for: a report of what failed needs it
-    versions = _versions()
+    versions = _versions(phases)
     _show(console, "versions", ", ".join(f"{package} {version}" for package, version in versions.items()))
-    document = {"versions": versions, **_examine(settings, heads, console)}
+    document = {"versions": versions, **_examine(settings, heads, console, phases)}
     console.print_json(document, output_json)
     if not document["self_check"]["ok"] or document["template_error"]:
         raise typer.Exit(1)
 
 
-def _examine(settings: "TargetSettings", heads: str | None, console: Console) -> dict[str, Any]:
+def _examine(settings: "TargetSettings", heads: str | None, console: Console, phases: Phases) -> dict[str, Any]:
     """Load, describe and check the model; prints as it goes and returns the document."""
     from dataclasses import asdict
 
@@ -74,12 +76,17 @@ def _examine(settings: "TargetSettings", heads: str | None, console: Console) ->
 
     meter = Meter()
     with console.waiting(f"loading {settings.model}"):
-        target = load_unchecked(settings, adapter_of(find_heads(heads, settings.model)))
-    document = {**_machine(settings, target), **_model(target), "heads": _heads(heads, target)}
+        target = load_unchecked(settings, adapter_of(find_heads(heads, settings.model)), phases)
+    phases("heads")
+    found = _heads(heads, target)
+    start = phases.seconds()
+    document = {**_machine(settings, target), **_model(target), "heads": found, "start": start}
     if target.identity.adapter:
         document["adapter"] = str(target.identity.adapter)
     for label, text in _lines(document).items():
         _show(console, label, text)
+    if console.verbose:
+        _show(console, "start", _start(start))
     console.info("self-check: a tree and each of its paths …")
     result = self_check(target)
     document["self_check"] = asdict(result)
@@ -99,20 +106,28 @@ def _examine(settings: "TargetSettings", heads: str | None, console: Console) ->
 def _template_error(target: "Target", console: Console) -> str | None:
     """Why the model can't read what its chat template makes of a short prompt, told; None when it can."""
     from medusa_cli.data.conversations import Message
-    from medusa_cli.data.tokens import prompt_ids
+    from medusa_cli.decode.chat import ids_of
     from medusa_cli.errors import MedusaError
 
     try:
-        target.check_ids([prompt_ids(target.tokenizer, [Message("user", "Hi")], chat=True)])
+        target.check_ids([ids_of(target, [Message("user", "Hi")])])
     except MedusaError as error:
         console.error(error)
         return error.message
     return None
 
 
-def _versions() -> dict[str, str]:
+def _start(seconds: dict[str, float]) -> str:
+    """Where the time of the start went."""
+    return f"{sum(seconds.values()):.1f} s of CPU: " + ", ".join(f"{name} {each:.2f}" for name, each in seconds.items())
+
+
+def _versions(phases: Phases) -> dict[str, str]:
     """Versions of what the result may depend on."""
+    phases("importing torch")
     import torch
+
+    phases("importing transformers")
     import transformers
 
     return {

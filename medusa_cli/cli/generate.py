@@ -12,13 +12,12 @@ from medusa_cli.cli.console import Console, GateFailed
 from medusa_cli.cli.prompting import PromptSource
 from medusa_cli.cli.streaming import Answer, Wish, write_answers
 from medusa_cli.cli.streams import as_written
+from medusa_cli.config.recipe import NEW_TOKENS
 
 if TYPE_CHECKING:
     from medusa_cli.assemble import DrafterChoice, Sampling
     from medusa_cli.config.recipe import Recipe
     from medusa_cli.decode.loop import Parts
-
-DEFAULT_NEW_TOKENS = 256
 
 
 def command(
@@ -40,7 +39,7 @@ def command(
     ] = None,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, metavar="N", help="Budget of new tokens.")
-    ] = DEFAULT_NEW_TOKENS,
+    ] = NEW_TOKENS,
     temperature: Annotated[
         float, typer.Option("--temperature", min=0.0, metavar="T", help="0 decodes greedily.")
     ] = 0.0,

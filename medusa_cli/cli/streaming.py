@@ -1,7 +1,7 @@
 """Texts being written for `medusa generate`, several at once, and what each of them took."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,13 +9,9 @@ from medusa_cli.cli.console import Console
 from medusa_cli.cli.turns import GrowingText, Reading, Turns, joining
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from medusa_cli.bench.compare import Difference
     from medusa_cli.data.conversations import Message
+    from medusa_cli.decode.exactness import Difference
     from medusa_cli.decode.loop import Generation, Parts
-    from medusa_cli.decode.rows import Limits
-    from medusa_cli.model.target import Target
 
 
 @dataclass(frozen=True)
@@ -74,23 +70,23 @@ class Answer:
 
 def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wish, console: Console) -> list[Answer]:
     """Decode every prompt, `batch_size` at once. Raises DataError for one that can't be asked, before any is."""
+    from medusa_cli.decode.chat import ends_of, ids_of
     from medusa_cli.decode.engine import check_prompt
+    from medusa_cli.decode.exactness import from_plain
     from medusa_cli.decode.loop import decode, generation_of
     from medusa_cli.decode.memory import check_room
-    from medusa_cli.decode.text import TextStream
 
-    prompts = [_ids_of(parts.target, messages, wish.chat) for messages in asked]
-    limits = _limits(parts.target, wish)
+    prompts = [ids_of(parts.target, messages, wish.chat) for messages in asked]
+    ends = ends_of(parts.target, wish.max_new_tokens, wish.stops, ignore_eos=wish.ignore_eos)
     for number, prompt in enumerate(prompts, start=1):
-        check_prompt(parts.target, prompt, limits, f"prompt {number}" if len(prompts) > 1 else "the prompt")
+        check_prompt(parts.target, prompt, ends.limits, f"prompt {number}" if len(prompts) > 1 else "the prompt")
     rows = min(wish.batch_size, len(prompts))
-    check_room(parts.target, prompts, limits, rows, parts.drafter.size)
-    ends, tokenizer = _ends(parts.target, wish), parts.target.tokenizer
-    texts = [GrowingText(messages[-1].content, TextStream(tokenizer, wish.stops, ends)) for messages in asked]
+    check_room(parts.target, prompts, ends.limits, rows, parts.drafter.size)
+    texts = [GrowingText(messages[-1].content, ends.stream()) for messages in asked]
     turns = Turns(console, wish.stream, texts)
     answers: dict[int, Answer] = {}
     with Reading(console) as on_read:
-        for gain in decode(replace(parts, on_read=on_read), joining(prompts, texts), limits, rows):
+        for gain in decode(replace(parts, on_read=on_read), joining(prompts, texts), ends.limits, rows):
             key, text = gain.row.key, texts[gain.row.key]
             text.first = text.first or time.perf_counter()
             turns.take(key, text.stream.feed(gain.tokens))
@@ -99,74 +95,13 @@ def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wi
                 answers[key] = _answer(text, len(prompts[key]), generation_of(gain.row))
                 turns.end(key, answers[key].summary)
     written = [answers[key] for key in range(len(prompts))]
-    return _checked(parts, prompts, written, limits, rows) if wish.check else written
+    if not wish.check:
+        return written
+    found = from_plain(parts, prompts, [answer.generation for answer in written], ends.limits, rows)
+    return [replace(answer, difference=difference) for answer, difference in zip(written, found, strict=True)]
 
 
 def _answer(text: GrowingText, prompt_tokens: int, made: "Generation") -> Answer:
     """A text that has just become whole."""
     duration = time.perf_counter() - text.begun
     return Answer(text.prompt, prompt_tokens, "".join(text.pieces), made, duration, text.first - text.begun)
-
-
-def _checked(
-    parts: "Parts", prompts: Sequence[list[int]], written: Sequence[Answer], limits: "Limits", max_rows: int
-) -> list[Answer]:
-    """The answers with where each differs from plain decoding."""
-    from medusa_cli.bench.compare import difference
-    from medusa_cli.decode.loop import collect
-    from medusa_cli.drafters.none import NoDrafter
-
-    plain = collect(replace(parts, drafter=NoDrafter()), prompts, limits, max_rows)
-    return [
-        replace(answer, difference=difference(
-            answer.generation.token_ids, alone.token_ids, parts.target.dtype_name, _deciding(parts, prompt, limits)
-        ))
-        for prompt, answer, alone in zip(prompts, written, plain, strict=True)
-    ]  # fmt: skip
-
-
-def _deciding(parts: "Parts", prompt: list[int], limits: "Limits") -> "Callable[[list[int]], Tensor]":
-    """New ids after this prompt to the logits [V] that decide the next: by one plain forward, and reworked."""
-    import torch
-
-    from medusa_cli.decode.rows import Row
-
-    @torch.inference_mode()
-    def logits_after(new_ids: list[int]) -> "Tensor":
-        row = Row(0, [*prompt, *new_ids], len(prompt), limits)
-        first = parts.target.tables.first_length(row.prompt_tokens, len(row.tokens))
-        cache = parts.target.new_cache(1, len(row.tokens))
-        seen = parts.target.prefill([row.tokens], cache, as_long_as=[first])
-        logits_BV = seen.logits_BNV[:, 0]
-        return logits_BV[0] if parts.shaping is None else parts.shaping.first(logits_BV, [row])[0]
-
-    return logits_after
-
-
-def _ids_of(target: "Target", messages: "Sequence[Message]", chat: bool | None) -> list[int]:
-    """The prompt's ids. Raises DataError for a prompt the model can't be asked."""
-    from medusa_cli.data.tokens import prompt_ids
-    from medusa_cli.errors import DataError
-
-    has_template = bool(target.tokenizer.chat_template)
-    if chat and not has_template:
-        raise DataError(f"{target.name} has no chat template", "leave out --chat: the prompt is taken as plain text")
-    chat = has_template if chat is None else chat
-    return prompt_ids(target.tokenizer, messages, chat=chat)
-
-
-def _limits(target: "Target", wish: Wish) -> "Limits":
-    """Where texts end."""
-    from medusa_cli.decode.rows import Limits
-    from medusa_cli.decode.stop_strings import StopStrings
-
-    stop_ids = frozenset[int]() if wish.ignore_eos else target.stop_ids
-    new_finder = StopStrings(wish.stops, target.tokenizer, _ends(target, wish)).finder if wish.stops else None
-    return Limits(wish.max_new_tokens, stop_ids, target.context_limit, new_finder)
-
-
-def _ends(target: "Target", wish: Wish) -> frozenset[int]:
-    """Ids that end a turn and are no text; where they don't end it, those of them that are words are words."""
-    if not wish.ignore_eos:
-        return target.stop_ids
-    return frozenset(target.stop_ids & target.tokenizer.added_tokens_decoder.keys())

@@ -23,6 +23,7 @@ def _steering(name: str) -> tuple[str, ...]:
 
 
 COLDEST = 1e-6  # logits divided by less are no numbers any more
+NEW_TOKENS = 256  # of one text, where nobody says how many
 LARGEST = 2**63 - 1  # what 64 bits count to; float32, in which heads learn, has room for products of two such numbers
 
 

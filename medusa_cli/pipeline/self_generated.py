@@ -10,7 +10,7 @@ from pathlib import Path
 
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.distill import Steered, Written, read_prompts_of_its_own, steered, write_prompts
-from medusa_cli.data.tokens import prompt_ids
+from medusa_cli.decode.chat import ids_of
 from medusa_cli.decode.memory import check_room
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import DataError
@@ -72,13 +72,11 @@ def keep_answers(stage: Stage, prompts: Mapping[str, Sequence[int]], place: Path
 
 def fitting(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Fitting:
     """The prompts that can be answered. Raises DataError when none can, TargetError for ids without embedding."""
-    tokenizer = stage.target.tokenizer
-    chat = bool(tokenizer.chat_template)
     longest = stage.longest_text - stage.answer_tokens
     prompts = {
         key: ids
         for key, messages in asked.items()
-        if messages[-1].content.strip() and len(ids := prompt_ids(tokenizer, messages, chat=chat)) <= longest
+        if messages[-1].content.strip() and len(ids := ids_of(stage.target, messages)) <= longest
     }
     if not prompts:
         raise DataError(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from medusa_cli.bench.baselines import Reply
-from medusa_cli.bench.compare import compare, first_difference, near_tie_bound
+from medusa_cli.bench.compare import compare
 from medusa_cli.bench.run import Trial
+from medusa_cli.decode.exactness import first_difference, near_tie_bound
 from tests.bench.fakes_bench import prompts
 
 

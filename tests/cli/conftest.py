@@ -140,10 +140,10 @@ def generate(medusa: Medusa, tiny: Path, heads: Path) -> Medusa:
 @pytest.fixture
 def another_text(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain decoding finds another text."""
-    from medusa_cli.decode import loop
+    from medusa_cli.decode import exactness, loop
 
     other = loop.Generation([1, 2, 3], "length", [1, 1], [1, 1])
-    monkeypatch.setattr(loop, "collect", lambda *_: [other])
+    monkeypatch.setattr(exactness, "collect", lambda *_: [other])
 
 
 @pytest.fixture(scope="session")

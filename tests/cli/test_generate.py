@@ -135,9 +135,9 @@ def test_a_check_that_finds_a_mismatch_exits_3_after_the_text(generate: Medusa) 
 
 @pytest.mark.usefixtures("another_text")
 def test_a_check_that_finds_a_near_tie_says_so_and_passes(generate: Medusa, monkeypatch: pytest.MonkeyPatch) -> None:
-    from medusa_cli.bench import compare
+    from medusa_cli.decode import exactness
 
-    monkeypatch.setattr(compare, "near_tie_bound", lambda dtype, scale: 1e9)
+    monkeypatch.setattr(exactness, "near_tie_bound", lambda dtype, scale: 1e9)
     done = generate(PROMPT, "--check", "--json")
     assert done.code == 0
     assert "apart, a near-tie" in done.err

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import torch
 
 from medusa_cli.acceptance.greedy import Greedy
-from medusa_cli.bench.compare import difference
 from medusa_cli.config.recipe import TargetSettings
+from medusa_cli.decode.exactness import difference
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import MedusaError, TargetError

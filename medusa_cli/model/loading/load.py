@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -73,8 +73,14 @@ def _plainer(settings: TargetSettings, target: Target) -> TargetSettings | None:
     return settings.model_copy(update=changes) if changes else None
 
 
-def load_unchecked(settings: TargetSettings, adapter: StoredAdapter | None = None) -> Target:
-    """As `load_target`, without the self-check: for who runs it himself, or verifies no tree."""
+def load_unchecked(
+    settings: TargetSettings, adapter: StoredAdapter | None = None, on_phase: Callable[[str], None] = lambda name: None
+) -> Target:
+    """As `load_target`, without the self-check: for who runs it himself, or verifies no tree.
+
+    on_phase   told what begins, for who asks where the time goes
+    """
+    on_phase("finding the model")
     library_logging.set_verbosity_error()
     library_logging.disable_progress_bar()
     device = choose_device(settings.device)
@@ -86,11 +92,15 @@ def load_unchecked(settings: TargetSettings, adapter: StoredAdapter | None = Non
     if device.type == "cpu":
         keep_freed_memory()
     dtype = choose_dtype(settings.dtype, device)
+    on_phase("config")
     config = fetch_config(source, settings.revision)
     refuse_config(config, settings.model)
+    on_phase("tokenizer")
     tokenizer = fetch_tokenizer(source, settings.revision)
+    on_phase("weights")
     files = weights_identity(source, settings.revision)  # first: files that change meanwhile are not what was loaded
     model = _load_model(source, config, settings, dtype, device)
+    on_phase("layers and forward")
     return make_target(model, tokenizer, settings, adapter, files or weights_identity(source, settings.revision))
 
 
@@ -108,7 +118,7 @@ def make_target(
     fingerprint, rows = fingerprint_of(model), rows_of(model)
     if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
         fingerprint = merge(model, adapter, fingerprint)
-    runner = lay_out(model, runner_for(model, settings, fingerprint))
+    runner = lay_out(model, runner_for(model, settings, fingerprint), None if adapter else files)
     identity = Identity(
         settings.model,
         fingerprint,

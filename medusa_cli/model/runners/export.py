@@ -26,7 +26,7 @@ class CannotExport(Exception):
     """Why a model can't be turned into a graph, in words."""
 
 
-def export(model: Any, mask_kinds: Sequence[str] | None) -> torch.export.ExportedProgram:
+def export(model: Any, mask_kinds: Sequence[str] | None) -> "torch.export.ExportedProgram":
     """The graph of a forward over any number of nodes from 2 to MOST_TOKENS.
 
     mask_kinds   kinds of layers when the model picks its masks out of a mapping, else None

@@ -8,14 +8,16 @@ graphs leaves layers as they are and replays what a GPU recorded (runners/cuda_g
 import ctypes
 import logging
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
 
 from medusa_cli.errors import TargetError
-from medusa_cli.kernels.blocks import BlockLinear, functions
+from medusa_cli.kernels.blocks import BlockLinear, Blocks, functions
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.native import CannotCompile
+from medusa_cli.model.runners.kept_blocks import keep, recall
 from medusa_cli.util.paths import say_once
 
 
@@ -68,11 +70,13 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def lay_out(model: nn.Module, wanted: str) -> str:
+def lay_out(model: nn.Module, wanted: str, files: str | None = None) -> str:
     """Give the model, in place, the linear layers of the runner asked for; says which runner it became.
 
     `auto` is what is quickest as far as is known (runners/autotune.py finds out): blocks where a compiler is there and
     weights lie on a grid, else packed. Raises TargetError when blocks were asked for by name and can't be had.
+
+    files   what tells the files that its weights are in, unchanged: what is found of them is kept for the next start
     """
     runner = RUNNERS.get(wanted, RUNNERS["blocks"])
     if not runner.packs:
@@ -80,7 +84,11 @@ def lay_out(model: nn.Module, wanted: str) -> str:
     reason = why_no_blocks() if runner.few_bits else None
     if reason is not None and runner.in_place:
         raise TargetError(f"the {wanted} runner can't run: {reason}", "install a C++ compiler, or --runner packed")
-    pack(model, blocks=runner.few_bits and reason is None, plain=runner.in_place)
+    blocks = runner.few_bits and reason is None
+    kept = recall(files) if files and blocks else {}
+    pack(model, blocks=blocks, plain=runner.in_place, kept=kept)
+    if files and blocks and not kept:
+        keep(model, files)
     if runner.in_place or not runner.few_bits:
         return wanted
     if any(isinstance(module, BlockLinear) for module in model.modules()):
@@ -103,16 +111,18 @@ def why_no_blocks() -> str | None:
     return None
 
 
-def pack(model: nn.Module, *, blocks: bool, plain: bool = False) -> None:
+def pack(model: nn.Module, *, blocks: bool, plain: bool = False, kept: Mapping[str, Blocks] | None = None) -> None:
     """Replace the model's linear layers by packed ones, in place; embeddings keep their own weight.
 
     blocks   weights that can be stored in fewer bits become blocks. Raises CannotCompile where these can't be had
     plain    the other weights are read where they lie
+    kept     the blocks of some layers, by name
     """
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-    for parent in list(model.modules()):
+    for path, parent in list(model.named_modules()):
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                packed = packed_linear(child.weight, child.bias, blocks=blocks, plain=plain)
+                known = (kept or {}).get(f"{path}.{name}".lstrip("."))
+                packed = packed_linear(child.weight, child.bias, blocks=blocks, plain=plain, known=known)
                 packed.tied_to = child.weight if child.weight in embeddings else None
                 setattr(parent, name, packed)
