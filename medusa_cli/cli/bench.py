@@ -30,6 +30,7 @@ DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.
 
 
 def command(
+    *,
     overrides: options.Overrides = None,
     compare: Annotated[
         str,
@@ -70,29 +71,17 @@ def command(
             help="keep every reply here as it is measured, and the report; a run that was stopped goes on",
         ),
     ] = None,
-    model: options.Model = None,
-    heads: options.Heads = None,
-    tree: options.Tree = None,
-    tree_size: options.TreeSize = None,
+    target: options.Seeded,
+    guessing: options.Guessing,
     drafter: Annotated[
         Literal["medusa", "hydra", "ngram", "mixed"] | None,
         typer.Option(
             "--drafter", help="who guesses in our own arm [default: mixed; medusa with a tree or --speculate on]"
         ),
     ] = None,
-    speculate: options.Speculate = "auto",
-    revision: options.Revision = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    runner: options.Runner = None,
-    attention: options.Attention = None,
     threads: options.Threads = None,
-    seed: options.Seed = None,
     config: options.Config = None,
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    output: options.Output,
 ) -> None:
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
     names = arm_names(compare)
@@ -108,21 +97,18 @@ def command(
 
     if plot:
         check_plot_file(plot)
-    values = options.target_values(
-        model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
-    )
-    recipe = load_recipe(config, overrides or (), values)
-    console = Console(json=json, quiet=quiet, verbose=verbose)
+    recipe = load_recipe(config, overrides or (), target)
+    console = output.console
     questions = pick(read_questions(prompts or DEFAULT_PROMPTS), num_prompts)
     asked = Asked(questions, num_warmups, repeats, batch_size, max_new_tokens, allow_random_prompts)
-    shaped = tree is not None or tree_size is not None or speculate == "on"
-    choice = DrafterChoice(drafter or ("medusa" if shaped else "mixed"), heads, tree, tree_size, speculate)
+    shaped = guessing.tree is not None or guessing.tree_size is not None or guessing.speculate == "on"
+    choice = DrafterChoice(drafter or ("medusa" if shaped else "mixed"), **vars(guessing))
     check_choice(choice, recipe.target.model)
     folder = BenchFolder(output_dir, identity(asked, recipe.target, choice, names)) if output_dir else None
     with folder.to_itself() if folder else nullcontext():
         report = _report(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), folder, console)
     _show(report, console)
-    console.print_json(report, output_json)
+    console.print_json(report, output.output_json)
     if plot:  # last: what was measured is told even if the picture can't be written
         draw(report, plot)
     failed = failed_gates(report, next(iter(report["arms"])), min_speedup, require_identical)
