@@ -18,6 +18,7 @@ from medusa_cli.errors import DataError
 if TYPE_CHECKING:
     from medusa_cli.assemble import DrafterChoice
     from medusa_cli.bench.build import Bench
+    from medusa_cli.bench.document import Report
     from medusa_cli.bench.prompt_set import Question
     from medusa_cli.bench.resume import BenchFolder
     from medusa_cli.config.recipe import TargetSettings
@@ -108,10 +109,10 @@ def command(
     with folder.to_itself() if folder else nullcontext():
         report = _report(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), folder, console)
     _show(report, console)
-    console.print_json(report, output.output_json)
+    console.print_json(report.document(), output.output_json)
     if plot:  # last: what was measured is told even if the picture can't be written
         draw(report, plot)
-    failed = failed_gates(report, next(iter(report["arms"])), min_speedup, require_identical)
+    failed = failed_gates(report, report.ours, min_speedup, require_identical)
     if failed:
         raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")
 
@@ -176,9 +177,7 @@ def identity(asked: Asked, target: "TargetSettings", choice: "DrafterChoice", na
     return {**asked.shape, **target.model_dump(mode="json"), **asdict(choice), "heads": held, "arms": list(names)}
 
 
-def _report(
-    asked: Asked, build: "Callable[[], Bench]", folder: "BenchFolder | None", console: Console
-) -> dict[str, Any]:
+def _report(asked: Asked, build: "Callable[[], Bench]", folder: "BenchFolder | None", console: Console) -> "Report":
     """The report that the folder has already, or of what is measured now; Ctrl-C says how to go on."""
     if folder and folder.report:
         console.info(f"all replies are in {folder.path} already: another --output-dir measures again")
@@ -193,13 +192,12 @@ def _report(
         raise
 
 
-def measure(
-    asked: Asked, build: "Callable[[], Bench]", console: Console, folder: "BenchFolder | None"
-) -> dict[str, Any]:
+def measure(asked: Asked, build: "Callable[[], Bench]", console: Console, folder: "BenchFolder | None") -> "Report":
     """Build the arms, run them and report; what the folder holds isn't run again."""
     import torch
 
     from medusa_cli.bench.compare import compare
+    from medusa_cli.bench.document import Run
     from medusa_cli.bench.origin import origin_here
     from medusa_cli.bench.prompt_set import BenchPrompt
     from medusa_cli.bench.report import build_report
@@ -229,8 +227,8 @@ def measure(
         bench.correct_costs()
     notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
     comparison = compare(trials, bench.subject, bench.setup.dtype, bench.logits_after)
-    report = build_report(bench.setup, trials, bench.subject, comparison, notes)
-    report["run"] = {**asdict(origin), **asked.shape, "contention": contention.document()}
+    run = Run.model_validate({**asdict(origin), **asked.shape, "contention": contention.document()})
+    report = build_report(bench.setup, trials, bench.subject, comparison, notes, run)
     if folder:
         folder.finish(report)
     return report
@@ -254,7 +252,7 @@ def _odd_prompts(asked: Asked, bench: "Bench") -> list[str]:
     return [*notes, *(f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in doubled)]
 
 
-def _show(report: dict[str, Any], console: Console) -> None:
+def _show(report: "Report", console: Console) -> None:
     """The table and the verdict on stdout."""
     from medusa_cli.bench.report import table
 
@@ -262,4 +260,4 @@ def _show(report: dict[str, Any], console: Console) -> None:
     console.table(shown.headers, shown.rows, spare=shown.spare)
     console.say(shown.legend)
     console.out()
-    console.say(report["verdict"])
+    console.say(report.verdict)
