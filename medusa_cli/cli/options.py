@@ -51,9 +51,6 @@ Heads = Annotated[
     str | None,
     typer.Option("--heads", metavar="NAME", help="A folder or hub id of heads. [default: heads known for the model]"),
 ]
-Tree = Annotated[
-    str | None, typer.Option("--tree", metavar="SPEC", help="A tree file, chain:4, 4x2x1, none, [[0],[0,0]].")
-]
 TreeSize = Annotated[
     int | None,
     typer.Option("--tree-size", min=0, max=1024, metavar="N", help="The best tree of N nodes for these heads."),
@@ -67,12 +64,6 @@ Threads = Annotated[
         metavar="N",
         callback=_use_threads,
         help="Threads of a CPU that compute. [default: OMP_NUM_THREADS, else one for each core]",
-    ),
-]
-Speculate = Annotated[
-    Literal["auto", "on", "off"],
-    typer.Option(
-        "--speculate", help="auto leaves guesses out while they don't pay, on makes them whatever they bring, off none."
     ),
 ]
 Config = Annotated[
@@ -89,23 +80,24 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Settings over those of --config: train.epochs=3", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-OutputJson = Annotated[
-    Path | None,
-    typer.Option("--output-json", metavar="FILE", callback=_check_writable, help="Write the JSON document to a file."),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no log; warnings and errors stay.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More log; a traceback when something is a bug.")]
 
 
 @dataclass(frozen=True)
 class Output:
     """Where results go, and how much is said meanwhile."""
 
-    json: Json = False
-    output_json: OutputJson = None
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")] = False
+    output_json: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-json", metavar="FILE", callback=_check_writable, help="Write the JSON document to a file."
+        ),
+    ] = None
     quiet: Quiet = False
-    verbose: Verbose = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log; a traceback when something is a bug.")] = (
+        False
+    )
 
     @property
     def console(self) -> Console:
@@ -118,6 +110,14 @@ class Guessing:
     """Who guesses, and in which tree."""
 
     heads: Heads = None
-    tree: Tree = None
+    tree: Annotated[
+        str | None, typer.Option("--tree", metavar="SPEC", help="A tree file, chain:4, 4x2x1, none, [[0],[0,0]].")
+    ] = None
     tree_size: TreeSize = None
-    speculate: Speculate = "auto"
+    speculate: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(
+            "--speculate",
+            help="auto leaves guesses out while they don't pay, on makes them whatever they bring, off none.",
+        ),
+    ] = "auto"
