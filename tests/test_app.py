@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 from medusa_cli import __version__
-from medusa_cli.cli import options
 from medusa_cli.cli.app import COMMANDS, main
+from medusa_cli.cli.flags import RecipeFlags
 from medusa_cli.config.loading import load_recipe
 from medusa_cli.config.recipe import TargetSettings
 from tests.tools.docs_text import cli_reference, package_map
@@ -21,17 +21,15 @@ ECHO = '''
 from typing import Annotated
 import typer
 from medusa_cli.cli import options
-from medusa_cli.cli.console import Console, GateFailed
+from medusa_cli.cli.console import GateFailed
 from medusa_cli.errors import MedusaError
 
 def command(
     what: Annotated[str, typer.Argument()],
     overrides: options.Overrides = None,
-    model: options.Model = None,
-    dtype: options.Dtype = None,
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-    verbose: options.Verbose = False,
+    *,
+    target: options.Target,
+    output: options.Output,
 ) -> None:
     """Echo a word.
 
@@ -51,7 +49,8 @@ def command(
         case "flood":
             for number in range(100_000):
                 print(number)
-    Console(json=json).print_json([what, model, dtype, overrides], output_json)
+    said = [what, target["target.model"], target["target.dtype"], overrides]
+    output.console.print_json(said, output.output_json)
 '''
 
 
@@ -176,13 +175,12 @@ def test_a_reader_that_goes_away_hears_no_complaint(word, echo, tmp_path):
     assert (run.returncode, run.stderr) == (1, b"")
 
 
-def test_the_flags_know_the_values_the_recipe_knows():
-    for name, flag in [
-        ("dtype", options.DType),
-        ("runner", options.RunnerName),
-        ("attention", options.AttentionName),
-    ]:
-        assert get_args(flag) == get_args(TargetSettings.model_fields[name].annotation)
+def test_a_setting_s_flag_takes_what_the_recipe_takes_and_says_its_default():
+    flags = {flag.name: flag.annotation for flag in RecipeFlags("target.runner", "data.streaming").parameters()}
+    assert {name: get_args(kind)[0] for name, kind in flags.items()} == {
+        "runner": TargetSettings.model_fields["runner"].annotation | None,
+        "streaming": bool | None,
+    }
 
 
 def test_a_flag_beats_the_environment_beats_the_recipe_beats_the_default(tmp_path, monkeypatch):
@@ -190,7 +188,7 @@ def test_a_flag_beats_the_environment_beats_the_recipe_beats_the_default(tmp_pat
     file.write_text("target: {model: from-file, dtype: float16, runner: packed}")
     monkeypatch.setenv("MEDUSA_TARGET_MODEL", "from-environment")
     monkeypatch.setenv("MEDUSA_TARGET_DTYPE", "float32")
-    target = load_recipe(file, values=options.target_values(model="from-flag", seed=3)).target
+    target = load_recipe(file, values={"target.model": "from-flag", "target.runner": None, "seed": 3}).target
     assert (target.model, target.dtype, target.runner, target.device) == ("from-flag", "float32", "packed", "auto")
 
 

@@ -1,25 +1,26 @@
 """What a bench's figures advise: which part of a step takes the time, why guesses don't pay, and what to try.
 
-Works on the JSON document alone. Nothing is advised that the run had already.
+Works on the document alone. Nothing is advised that the run had already.
 """
 
-from typing import Any
+from medusa_cli.bench.document import ArmFigures, Category, Report
 
 _NO_GUESS_RIGHT = 0.05
 _GUESSING_IS_DEAR = 0.3
 _MOST_LIES_OUTSIDE = 0.5
 _NAMED = 3  # categories named in the sentence
 _PARTS = {
+    "prefill": "reading prompts",
     "draft": "guessing",
     "verify": "verifying",
     "accept": "accepting",
     "keep": "keeping the path",
-    "other": "the rest (prompts, bookkeeping)",
+    "other": "the rest (bookkeeping)",
 }
 _WITHOUT_HEADS = "ngram"
 
 
-def what_limits(ours: dict[str, Any]) -> list[str]:
+def what_limits(ours: ArmFigures) -> list[str]:
     """The part with the largest share of the time, and guessing beside it; nothing where parts aren't timed."""
     shares = _shares(ours)
     if not shares:
@@ -32,42 +33,43 @@ def what_limits(ours: dict[str, Any]) -> list[str]:
     return [", ".join(said) + "."]
 
 
-def cause_and_cure(report: dict[str, Any], subject: str, even: float) -> list[str]:
+def cause_and_cure(report: Report, subject: str, even: float) -> list[str]:
     """Why the subject isn't faster, and what to try. `even`: what a step costs, in tokens of the other arm."""
-    ours = report["arms"][subject]
-    drafts = ours["spec_decode_num_drafts"]
+    ours = report.arms[subject]
+    drafts = ours.spec_decode_num_drafts
     if not drafts:
         return ["cause: no guess was offered.", *_try(_more_guesses(subject))]
-    if ours["spec_decode_accepted_tokens"] / drafts < _NO_GUESS_RIGHT:
+    if ours.spec_decode_accepted_tokens / drafts < _NO_GUESS_RIGHT:
         return ["cause: almost no guess was right.", *_try(_better_guesses(subject))]
     shares = _shares(ours)
     if shares.get("draft", 0.0) > _GUESSING_IS_DEAR:
         return [f"cause: guessing takes {100 * shares['draft']:.0f} % of the time.", *_try(_cheaper_guesses(subject))]
-    if shares.get("other", 0.0) > _MOST_LIES_OUTSIDE:
+    outside = shares.get("prefill", 0.0) + shares.get("other", 0.0)
+    if outside > _MOST_LIES_OUTSIDE:
         return [
-            f"cause: {100 * shares['other']:.0f} % of the time goes to reading prompts and bookkeeping, which no guess "
+            f"cause: {100 * outside:.0f} % of the time goes to reading prompts and bookkeeping, which no guess "
             "shortens.",
             *_try(["longer replies (--max-new-tokens)"]),
         ]
-    nodes = ours["spec_decode_draft_tokens"] / drafts
+    nodes = ours.spec_decode_draft_tokens / drafts
     guesses = "a guess" if round(nodes) == 1 else f"{nodes:.0f} guesses"
-    brings = "more than it brings" if ours["tokens_per_step"] < even else "about what it brings"
+    brings = "more than it brings" if (ours.tokens_per_step or 0.0) < even else "about what it brings"
     said = [f"cause: a step that checks {guesses} costs {even:.2f} plain tokens, {brings}."]
-    if report["runner"] == "compiled":
+    if report.runner == "compiled":
         said.append("with runner compiled a plain step is cheap, so that guesses are dear beside it.")
     return [*said, *_try(_cheaper_steps(report, subject, nodes))]
 
 
-def slower_categories(report: dict[str, Any], subject: str) -> list[str]:
+def slower_categories(report: Report, subject: str) -> list[str]:
     """One sentence on the categories in which an arm writes faster than the subject; nothing where there are none."""
-    ours = report["arms"][subject]["categories"]
+    ours = report.arms[subject].categories
     if len(ours) < 2:
         return []
     found = []
-    for name in report["speedup"]:
+    for name in report.speedup:
         if "@" in name:  # the plain name stands for the faster of them
             continue
-        theirs = report["arms"][name]["categories"]
+        theirs = report.arms[name].categories
         ratios = {category: _ratio(ours[category], theirs.get(category)) for category in ours}
         slow = sorted((ratio, category) for category, ratio in ratios.items() if ratio and round(ratio, 2) < 1)
         if slow:
@@ -95,7 +97,7 @@ def _cheaper_guesses(subject: str) -> list[str]:
     return ["heads with a smaller draft vocabulary (medusa train-heads --draft-vocab)"]
 
 
-def _cheaper_steps(report: dict[str, Any], subject: str, nodes: float) -> list[str]:
+def _cheaper_steps(report: Report, subject: str, nodes: float) -> list[str]:
     """What makes a step cheaper, or makes it bring more, that this run didn't have."""
     cures = []
     if round(nodes) > 1:
@@ -103,9 +105,9 @@ def _cheaper_steps(report: dict[str, Any], subject: str, nodes: float) -> list[s
         cures.append(f"{shape} (medusa inspect-tree shows which pays)")
     if subject != "mixed":
         cures.append("--drafter mixed, which weighs each node by what it costs")
-    if report["device"] == "cpu":
-        cures += _cheaper_on_cpu(report["runner"], report["dtype"])
-    elif report["dtype"] == "float32":
+    if report.device == "cpu":
+        cures += _cheaper_on_cpu(report.runner, report.dtype)
+    elif report.dtype == "float32":
         cures.append("--dtype bfloat16")
     return cures if subject == _WITHOUT_HEADS else [*cures, "heads trained on more text"]
 
@@ -129,14 +131,16 @@ def _try(cures: list[str]) -> list[str]:
     return [f"try: {listed}."]
 
 
-def _shares(ours: dict[str, Any]) -> dict[str, float]:
+def _shares(ours: ArmFigures) -> dict[str, float]:
     """Each timed part's share of the whole time."""
-    if not ours["duration"]:
+    if not ours.duration:
         return {}
-    return {part: seconds / ours["duration"] for part, seconds in ours["time_split"].items() if seconds is not None}
+    return {
+        part: seconds / ours.duration for part, seconds in ours.time_split.model_dump().items() if seconds is not None
+    }
 
 
-def _ratio(ours: dict[str, Any], theirs: dict[str, Any] | None) -> float | None:
+def _ratio(ours: Category, theirs: Category | None) -> float | None:
     """The subject's speed over the arm's in one category."""
-    mine, other = ours["output_throughput"], (theirs or {}).get("output_throughput")
+    mine, other = ours.output_throughput, theirs.output_throughput if theirs else None
     return mine / other if mine and other else None

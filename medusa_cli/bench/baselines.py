@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from medusa_cli.errors import DataError
 
-PARTS = ("draft", "verify", "accept", "keep", "other")
+PARTS = ("prefill", "draft", "verify", "accept", "keep", "other")
 
 
 @dataclass(frozen=True)

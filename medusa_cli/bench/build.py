@@ -139,7 +139,7 @@ def _loop(
     """Our loop on a batch of prompts, its parts timed when there is a watch."""
     if watch is not None:
         drafter = Timed(drafter, {"start": "draft", "propose": "draft"}, watch)
-        target = Timed(target, {"verify": "verify"}, watch)
+        target = Timed(target, {"verify": "verify", "read_piece": "prefill"}, watch)
         rule = Timed(rule, {"accept": "accept"}, watch)
 
     def run(prompts: Sequence[list[int]]) -> list[Reply]:

@@ -1,15 +1,16 @@
-"""The figures of a bench as one JSON document, and as a table of text.
+"""The figures of a bench: from trials to its report, and from that to a table of text.
 
-Every figure is a sum over all trials divided by a sum over all trials, never a mean of ratios. Names are vLLM's
-where vLLM has one. This file knows no model and prints nothing.
+Every figure is a sum over all trials divided by a sum over all trials, never a mean of ratios. This file knows no
+model and prints nothing.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from medusa_cli.bench.baselines import PARTS
-from medusa_cli.bench.compare import AS_STORED, Comparison, dtype_of
+from medusa_cli.bench.compare import AS_STORED, LLAMA_CPP, Comparison, dtype_of
+from medusa_cli.bench.document import Answer, ArmFigures, Category, Latency, Report, Run, TimeSplit
 from medusa_cli.bench.run import Trial
 from medusa_cli.bench.verdict import verdict_in_words
 from medusa_cli.util.markdown import table_of
@@ -44,46 +45,30 @@ class Table:
 
 
 def build_report(
-    setup: Setup, trials: Sequence[Trial], subject: str, comparison: Comparison, notes: Sequence[str]
-) -> dict[str, Any]:
-    """The document that `medusa bench --json` prints; docs/cli.md lists its names.
-
-    speedup          how many times as many tokens a second `subject` writes as the arm; None without a time
-    speedup_spread   the least and the most of it over the repeats, or over thirds of the prompts for one repeat
-    notes            sentences for the reader, put at the end of the verdict
-
-    Arms that ran in several dtypes are named `hf-greedy@float32`, `hf-greedy@bfloat16`; the plain name `hf-greedy`
-    then stands for the faster one, and under `identical` for the one in the subject's dtype, if it ran.
-    """
+    setup: Setup, trials: Sequence[Trial], subject: str, comparison: Comparison, notes: Sequence[str], run: Run
+) -> Report:
+    """The document that `medusa bench --json` prints. `notes`: sentences for the reader, at the end of the verdict."""
     by_arm = _grouped(trials, lambda trial: trial.arm)
     others = [name for name in by_arm if name != subject]
     ours = by_arm.get(subject, [])
-    arms = {name: arm_figures(mine) for name, mine in by_arm.items()}
-    report: dict[str, Any] = {
+    report = Report(
         **asdict(setup),
-        "arms": arms,
-        "speedup": {name: _ratio(_throughput(ours), _throughput(by_arm[name])) for name in others},
-        "speedup_spread": {name: _spread(ours, by_arm[name]) for name in others},
-        "identical": {name: asdict(same) for name, same in comparison.identical.items()},
-        "divergences": [asdict(divergence) for divergence in comparison.divergences],
-    }
-    _name_the_better(report, setup.dtype)
-    report["verdict"] = " ".join([verdict_in_words(report, subject), *notes])
+        ours=subject,
+        arms={name: arm_figures(mine, setup) for name, mine in by_arm.items()},
+        speedup={name: _ratio(_throughput(ours), _throughput(by_arm[name])) for name in others},
+        speedup_spread={name: _spread(ours, by_arm[name]) for name in others},
+        identical=dict(comparison.identical),
+        divergences=list(comparison.divergences),
+        verdict="",
+        run=run,
+    )
+    _name_the_better(report)
+    report.verdict = " ".join([verdict_in_words(report, subject), *notes])
     return report
 
 
-def arm_figures(trials: Sequence[Trial]) -> dict[str, Any]:
-    """One arm's entry. Sums run over all its trials, repeats included.
-
-    tokens_per_step                tokens gained per step after the prefill, the bonus token counted
-    spec_decode_num_drafts         steps that checked at least one guess
-    spec_decode_draft_tokens       guesses checked: the nodes of all trees, roots left out
-    spec_decode_accepted_tokens    guesses kept, bonus tokens left out
-    spec_decode_acceptance_rate    accepted / draft tokens: in a tree siblings compete, so it is below 1 by design
-    spec_decode_acceptance_length  1 + accepted / drafts, as in vLLM: the bonus token counted
-    spec_decode_per_position_acceptance_rates   for each depth, the share of drafts that kept a guess that deep
-    latency_ms                     milliseconds a token of each reply, prefill included; percentiles over replies
-    """
+def arm_figures(trials: Sequence[Trial], setup: Setup) -> ArmFigures:
+    """One arm's entry, from all its trials."""
     duration, tokens = sum(trial.share for trial in trials), _num_tokens(trials)
     guesses = [
         (kept - 1 if kept else 0, nodes - 1)
@@ -95,28 +80,38 @@ def arm_figures(trials: Sequence[Trial]) -> dict[str, Any]:
     depth = max((trial.reply.draft_depth for trial in trials), default=0)
     per_token = [1000 * trial.duration / len(trial.reply.token_ids) for trial in trials if trial.reply.token_ids]
     length = _ratio(accepted, len(guesses))
-    return {
-        "output_throughput": _ratio(tokens, duration),
-        "duration": duration,
-        "total_output_tokens": tokens,
-        "num_steps": _num_steps(trials),
-        "tokens_per_step": _tokens_per_step(trials),
-        "spec_decode_acceptance_rate": _ratio(accepted, offered),
-        "spec_decode_acceptance_length": None if length is None else 1 + length,
-        "spec_decode_num_drafts": len(guesses),
-        "spec_decode_draft_tokens": offered,
-        "spec_decode_accepted_tokens": accepted,
-        "spec_decode_per_position_acceptance_rates": [
+    name = trials[0].arm
+    return ArmFigures(
+        dtype=dtype_of(name, setup.dtype),
+        runner=_runner_of(name, setup),
+        output_throughput=_ratio(tokens, duration),
+        duration=duration,
+        total_output_tokens=tokens,
+        num_steps=_num_steps(trials),
+        tokens_per_step=_tokens_per_step(trials),
+        spec_decode_acceptance_rate=_ratio(accepted, offered),
+        spec_decode_acceptance_length=None if length is None else 1 + length,
+        spec_decode_num_drafts=len(guesses),
+        spec_decode_draft_tokens=offered,
+        spec_decode_accepted_tokens=accepted,
+        spec_decode_per_position_acceptance_rates=[
             sum(kept >= place for kept, _ in guesses) / len(guesses) for place in range(1, depth + 1) if guesses
         ],
-        "latency_ms": {name: percentile(per_token, share) for name, share in _PERCENTILES.items()},
-        "time_split": _time_split(trials, duration),
-        "categories": {
-            category: {"output_throughput": _throughput(mine), "tokens_per_step": _tokens_per_step(mine)}
+        latency_ms=Latency(**{name: percentile(per_token, share) for name, share in _PERCENTILES.items()}),
+        time_split=_time_split(trials, duration),
+        categories={
+            category: Category(output_throughput=_throughput(mine), tokens_per_step=_tokens_per_step(mine))
             for category, mine in _grouped(trials, lambda trial: trial.prompt.category).items()
         },
-        "results": [_result(mine) for mine in _grouped(trials, lambda trial: trial.prompt.id).values()],
-    }
+        results=[_result(mine) for mine in _grouped(trials, lambda trial: trial.prompt.id).values()],
+    )
+
+
+def _runner_of(name: str, setup: Setup) -> str:
+    """Which forwards an arm ran on: transformers' own layers are eager, llama.cpp has forwards of its own."""
+    if name == LLAMA_CPP:
+        return LLAMA_CPP
+    return "eager" if name.startswith("hf-") else setup.runner
 
 
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -133,15 +128,15 @@ def percentile(values: Iterable[float], share: float) -> float | None:
     return order[low] + (order[high] - order[low]) * (place - low)
 
 
-def table(report: dict[str, Any]) -> Table:
+def table(report: Report) -> Table:
     """One row per arm that ran, in the order of the report, and how the first of them does beside it."""
-    subject = next(iter(report["arms"]))
+    subject = report.ours
     headers = (
         "arm", "tokens/s", f"{subject} is", "a step", "kept", "ms p50", "p90", "p99", "same",
     )  # fmt: skip
     return Table(
         headers,
-        [_row(report, name) for name in ran(report)],
+        [_row(report, name) for name in report.ran],
         spare=("p90", "p99", "ms p50", "kept"),
         legend=f"in brackets: the least and the most over {_parts_in_words(report)}; a step: tokens gained, the bonus "
         "token included; kept: guesses kept a step; ms: milliseconds a token, reading included; same: replies like "
@@ -149,9 +144,9 @@ def table(report: dict[str, Any]) -> Table:
     )
 
 
-def _parts_in_words(report: dict[str, Any]) -> str:
+def _parts_in_words(report: Report) -> str:
     """What a spread is taken over."""
-    return "repeats" if report.get("run", {}).get("repeats", 1) > 1 else "thirds of the prompts"
+    return "repeats" if report.run.repeats > 1 else "thirds of the prompts"
 
 
 def as_fast(ratio: float | None, spread: Sequence[float] | None) -> str:
@@ -161,25 +156,19 @@ def as_fast(ratio: float | None, spread: Sequence[float] | None) -> str:
     return f"{ratio:.2f}x as fast" + (f" ({spread[0]:.2f} to {spread[1]:.2f})" if spread else "")
 
 
-def ran(report: dict[str, Any]) -> list[str]:
-    """Arms that ran: the plain name that stands for the better of several dtypes is left out."""
-    names = list(report["arms"])
-    return [name for name in names if not any(other.startswith(f"{name}@") for other in names)]
-
-
-def _row(report: dict[str, Any], name: str) -> list[str]:
+def _row(report: Report, name: str) -> list[str]:
     """One arm's cells."""
-    arm, spread = report["arms"][name], report["speedup_spread"].get(name)
-    same = report["identical"].get(name)
-    per_draft = _ratio(arm["spec_decode_accepted_tokens"], arm["spec_decode_num_drafts"])
+    arm, spread = report.arms[name], report.speedup_spread.get(name)
+    same = report.identical.get(name)
+    per_draft = _ratio(arm.spec_decode_accepted_tokens, arm.spec_decode_num_drafts)
     return [
-        f"{name} ({AS_STORED})" if dtype_of(name, report["dtype"]) == AS_STORED else name,
-        _cell(arm["output_throughput"], "{:.1f}"),
-        as_fast(report["speedup"].get(name), spread),
-        _cell(arm["tokens_per_step"], "{:.2f}"),
+        f"{name} ({AS_STORED})" if dtype_of(name, report.dtype) == AS_STORED else name,
+        _cell(arm.output_throughput, "{:.1f}"),
+        as_fast(report.speedup.get(name), spread),
+        _cell(arm.tokens_per_step, "{:.2f}"),
         _cell(per_draft, "{:.2f}"),
-        *(_cell(value, "{:.1f}") for value in arm["latency_ms"].values()),
-        f"{same['same']} of {same['of']}" if same else "-",
+        *(_cell(value, "{:.1f}") for value in arm.latency_ms.model_dump().values()),
+        f"{same.same} of {same.of}" if same else "-",
     ]
 
 
@@ -188,21 +177,22 @@ def _cell(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def _name_the_better(report: dict[str, Any], dtype: str) -> None:
+def _name_the_better(report: Report) -> None:
     """Give the plain name of an arm that ran in several dtypes to the better of them, in every mapping by arm."""
-    for name in {name.partition("@")[0] for name in report["arms"] if "@" in name} - set(report["arms"]):
-        variants = [arm for arm in report["arms"] if arm.startswith(f"{name}@")]
-        best = max(variants, key=lambda arm: report["arms"][arm]["output_throughput"] or 0.0)
-        for part in ("arms", "speedup", "speedup_spread"):
-            report[part][name] = report[part][best]
-        alike = [arm for arm in variants if dtype_of(arm, dtype) == dtype]
+    for name in {name.partition("@")[0] for name in report.arms if "@" in name} - set(report.arms):
+        variants = [arm for arm in report.arms if arm.startswith(f"{name}@")]
+        best = max(variants, key=lambda arm: report.arms[arm].output_throughput or 0.0)
+        report.arms[name] = report.arms[best]
+        report.speedup[name] = report.speedup[best]
+        report.speedup_spread[name] = report.speedup_spread[best]
+        alike = [arm for arm in variants if report.arms[arm].dtype == report.dtype]
         twin = (alike or [best])[0]
-        if twin in report["identical"]:
-            report["identical"][name] = report["identical"][twin]
+        if twin in report.identical:
+            report.identical[name] = report.identical[twin]
 
 
-def _spread(ours: Sequence[Trial], theirs: Sequence[Trial]) -> list[float] | None:
-    """[least, most] speed-up over the repeats; every third prompt makes a share when there is one repeat."""
+def _spread(ours: Sequence[Trial], theirs: Sequence[Trial]) -> tuple[float, float] | None:
+    """(least, most) speed-up over the repeats; every third prompt makes a share when there is one repeat."""
     place = {name: n % _SHARES for n, name in enumerate(dict.fromkeys(trial.prompt.id for trial in ours))}
     repeated = any(trial.repeat for trial in ours)
 
@@ -212,10 +202,10 @@ def _spread(ours: Sequence[Trial], theirs: Sequence[Trial]) -> list[float] | Non
     mine, other = _grouped(ours, part), _grouped(theirs, part)
     ratios = [_ratio(_throughput(mine[key]), _throughput(other[key])) for key in mine]
     known = [ratio for ratio in ratios if ratio is not None]
-    return [min(known), max(known)] if known else None
+    return (min(known), max(known)) if known else None
 
 
-def _time_split(trials: Sequence[Trial], duration: float) -> dict[str, float | None]:
+def _time_split(trials: Sequence[Trial], duration: float) -> TimeSplit:
     """Seconds per part; None for parts that weren't measured. What no part accounts for is `other`."""
     split: dict[str, float | None] = {
         part: sum(trial.reply.time_split[part] for trial in trials if part in trial.reply.time_split)
@@ -225,20 +215,20 @@ def _time_split(trials: Sequence[Trial], duration: float) -> dict[str, float | N
     }
     known = [seconds for part, seconds in split.items() if part != "other" and seconds is not None]
     split["other"] = max(0.0, duration - sum(known)) if known else None
-    return split
+    return TimeSplit(**split)
 
 
-def _result(trials: Sequence[Trial]) -> dict[str, Any]:
+def _result(trials: Sequence[Trial]) -> Answer:
     """One prompt: the first repeat's reply, and the mean duration over the repeats."""
     first = trials[0]
-    return {
-        "id": first.prompt.id,
-        "category": first.prompt.category,
-        "token_ids": list(first.reply.token_ids),
-        "finish_reason": first.reply.finish_reason,
-        "num_steps": first.reply.num_steps,
-        "duration": sum(trial.duration for trial in trials) / len(trials),
-    }
+    return Answer(
+        id=first.prompt.id,
+        category=first.prompt.category,
+        token_ids=list(first.reply.token_ids),
+        finish_reason=first.reply.finish_reason,
+        num_steps=first.reply.num_steps,
+        duration=sum(trial.duration for trial in trials) / len(trials),
+    )
 
 
 def _grouped(trials: Sequence[Trial], key: Callable[[Trial], _Key]) -> dict[_Key, list[Trial]]:

@@ -1,4 +1,4 @@
-"""Result files of `medusa bench` read back, and those of one set-up merged into one column of figures.
+"""Report files of `medusa bench` read back, and those of one set-up merged into one column of figures.
 
 Sums are merged, never ratios. This file knows no model.
 """
@@ -7,160 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import ValidationError
 
+from medusa_cli.bench.compare import Divergence, Same
+from medusa_cli.bench.document import Report
 from medusa_cli.errors import FormatError
 from medusa_cli.util.plain_json import parse_json
 
 _HINT = "name files that medusa bench --output-json wrote, or folders of --output-dir"
 
 
-# what can be counted and shown: a file may hold any number
-Count = Annotated[int, Field(ge=0, le=2**53)]
-Figure = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
-
-
-class Category(BaseModel):
-    """What an arm did in one category."""
-
-    output_throughput: Figure | None
-    tokens_per_step: Figure | None
-
-
-class Answer(BaseModel):
-    """What an arm wrote for one prompt."""
-
-    id: str
-    category: str
-    token_ids: list[Count]
-    finish_reason: str
-    num_steps: Count
-    duration: Figure
-
-
-class Latency(BaseModel):
-    """Milliseconds a token of each reply: percentiles over replies."""
-
-    p50: Figure | None
-    p90: Figure | None
-    p99: Figure | None
-
-
-class TimeSplit(BaseModel):
-    """Seconds of each part of a step; None where they weren't measured."""
-
-    draft: Figure | None
-    verify: Figure | None
-    accept: Figure | None
-    keep: Figure | None
-    other: Figure | None
-
-
-class ArmResult(BaseModel):
-    """What an arm did in all; `report.arm_figures` says what each figure is."""
-
-    output_throughput: Figure | None
-    duration: Figure
-    total_output_tokens: Count
-    num_steps: Count
-    tokens_per_step: Figure | None
-    spec_decode_acceptance_rate: Figure | None
-    spec_decode_acceptance_length: Figure | None
-    spec_decode_num_drafts: Count
-    spec_decode_draft_tokens: Count
-    spec_decode_accepted_tokens: Count
-    spec_decode_per_position_acceptance_rates: list[Figure]
-    latency_ms: Latency
-    time_split: TimeSplit
-    categories: dict[str, Category]
-    results: list[Answer]
-
-
-class SameResult(BaseModel):
-    """How many replies are the same."""
-
-    same: Count
-    of: Count
-
-
-class DivergenceResult(BaseModel):
-    """Where two replies part."""
-
-    id: str
-    arm: str
-    index: Count
-    margin: Figure | None
-    verdict: Literal["near-tie", "mismatch"]
-
-
-class ContentionResult(BaseModel):
-    """What others took of the processor meanwhile (`util.busy.Contention`)."""
-
-    waiting: float | None
-    stolen: float | None
-    load_average: float | None
-    cores: Count
-    busy: bool
-
-
-class RunResult(BaseModel):
-    """Where a result comes from, and what was asked."""
-
-    date: str
-    machine: str
-    versions: dict[str, str]
-    command: str
-    prompts: str
-    num_prompts: Count
-    max_new_tokens: Count
-    batch_size: Count
-    repeats: Count
-    contention: ContentionResult | None = None
-
-
-class Result(BaseModel):
-    """One document of `medusa bench`. The first arm is the subject."""
-
-    model: str
-    dtype: str
-    device: str
-    runner: str
-    threads: Count
-    arms: dict[str, ArmResult] = Field(min_length=1)
-    speedup: dict[str, Figure | None]
-    speedup_spread: dict[str, tuple[Figure, Figure] | None]
-    identical: dict[str, SameResult]
-    divergences: list[DivergenceResult]
-    verdict: str
-    run: RunResult
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> "Result":
-        compared = self.speedup.keys() & self.speedup_spread.keys() & self.identical.keys()
-        missing = [name for name in self.others if name not in compared]
-        if missing:
-            raise ValueError(f"{missing[0]} is compared with nothing")
-        asked = set(self.arms[self.subject].categories)
-        lacking = [name for name, arm in self.arms.items() if set(arm.categories) != asked]
-        if lacking:
-            raise ValueError(f"{lacking[0]} was asked in other categories")
-        return self
-
-    @property
-    def subject(self) -> str:
-        """The arm that the others are compared with."""
-        return next(iter(self.arms))
-
-    @property
-    def others(self) -> list[str]:
-        """Arms compared with that ran: a name that stands for the faster of several dtypes is none of them."""
-        named = [name for name in self.arms if name != self.subject]
-        return [name for name in named if not any(other.startswith(f"{name}@") for other in named)]
-
-
-def read_result(file: Path) -> Result:
+def read_result(file: Path) -> Report:
     """The result in a file, or in a folder of `--output-dir`. Raises FormatError."""
     if file.is_dir():
         if not (file / "bench.json").exists() and (file / "run.json").exists():
@@ -168,7 +27,7 @@ def read_result(file: Path) -> Result:
         file = file / "bench.json"
     try:
         content: Any = parse_json(file.read_text(encoding="utf-8"))
-        return Result.model_validate(content)
+        return Report.model_validate(content)
     except OSError as error:
         raise FormatError(f"can't read {file}: {error.strerror}", _HINT) from error
     except ValidationError as error:
@@ -186,19 +45,19 @@ def first_fault(error: ValidationError) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """Results of one set-up: parts of one measurement, each on prompts of its own."""
+    """Reports of one set-up: parts of one measurement, each on prompts of its own."""
 
-    parts: Sequence[Result]
+    parts: Sequence[Report]
 
     @property
-    def first(self) -> Result:
+    def first(self) -> Report:
         """The part that what all have alike is read off."""
         return self.parts[0]
 
     @property
     def subject(self) -> str:
         """The arm that the others are compared with."""
-        return self.first.subject
+        return self.first.ours
 
     @cached_property
     def kinds(self) -> list[str]:
@@ -234,12 +93,12 @@ class Column:
         known = [ratio for part in self.parts if (ratio := part.speedup.get(arm)) is not None]
         return (min(known), max(known)) if known else None
 
-    def identical(self, arm: str) -> SameResult:
+    def identical(self, arm: str) -> Same:
         """Replies that are the same as the subject's."""
         every = [part.identical[arm] for part in self.parts]
-        return SameResult(same=sum(one.same for one in every), of=sum(one.of for one in every))
+        return Same(same=sum(one.same for one in every), of=sum(one.of for one in every))
 
-    def divergences(self, arm: str) -> list[DivergenceResult]:
+    def divergences(self, arm: str) -> list[Divergence]:
         """Where replies part from the subject's."""
         return [row for part in self.parts for row in part.divergences if row.arm == arm]
 
@@ -263,15 +122,15 @@ class Column:
         return _ratio(tokens, seconds), _ratio(gained, steps)
 
 
-def columns(results: Sequence[tuple[Path, Result]]) -> list[Column]:
-    """Results by set-up, in their order. Raises FormatError for a prompt that two parts of one set-up have."""
-    groups: dict[tuple[Any, ...], list[tuple[Path, Result]]] = {}
+def columns(results: Sequence[tuple[Path, Report]]) -> list[Column]:
+    """Reports by set-up, in their order. Raises FormatError for a prompt that two parts of one set-up have."""
+    groups: dict[tuple[Any, ...], list[tuple[Path, Report]]] = {}
     for file, result in results:
         groups.setdefault(_setup(result), []).append((file, result))
     for parts in groups.values():
         seen: dict[str, Path] = {}
         for file, result in parts:
-            for answer in result.arms[result.subject].results:
+            for answer in result.arms[result.ours].results:
                 if answer.id in seen:
                     raise FormatError(
                         f"the prompt {answer.id} is in {seen[answer.id]} and in {file}, which measure the same",
@@ -281,7 +140,7 @@ def columns(results: Sequence[tuple[Path, Result]]) -> list[Column]:
     return [Column([result for _, result in parts]) for parts in groups.values()]
 
 
-def _setup(result: Result) -> tuple[Any, ...]:
+def _setup(result: Report) -> tuple[Any, ...]:
     """What must be alike for two results to be parts of one measurement."""
     run = result.run
     asked = (run.max_new_tokens, run.batch_size, run.repeats)

@@ -17,9 +17,10 @@ from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 
 from medusa_cli.bench.baselines import Reply
+from medusa_cli.bench.document import Report
 from medusa_cli.bench.origin import Origin
 from medusa_cli.bench.prompt_set import BenchPrompt
-from medusa_cli.bench.results import Result, first_fault
+from medusa_cli.bench.results import first_fault
 from medusa_cli.bench.run import Trial
 from medusa_cli.errors import FormatError, MedusaError
 from medusa_cli.util.files import write_atomically
@@ -52,13 +53,13 @@ class BenchFolder:
         self._refuse_other("asked", self.asked)
 
     @property
-    def report(self) -> dict[str, Any] | None:
+    def report(self) -> Report | None:
         """The report of a run that ended; None while there is more to measure. Raises FormatError."""
         file = self.path / "bench.json"
         if not (found := _read(file)):
             return None
         try:
-            return Result.model_validate(found).model_dump(mode="json")
+            return Report.model_validate(found)
         except ValidationError as error:
             raise FormatError(
                 f"{file} is no report of a bench: {first_fault(error)}",
@@ -91,9 +92,9 @@ class BenchFolder:
         self._write("run.json", mark)
         return origin
 
-    def finish(self, report: Mapping[str, Any]) -> None:
+    def finish(self, report: Report) -> None:
         """Keep the report. Raises MedusaError."""
-        self._write("bench.json", report)
+        self._write("bench.json", report.document())
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         try:

@@ -1,9 +1,8 @@
-"""What a bench's figures say, in words, and whether they pass the gates. Works on the JSON document alone."""
-
-from typing import Any
+"""What a bench's figures say, in words, and whether they pass the gates. Works on the document alone."""
 
 from medusa_cli.bench.advice import cause_and_cure, slower_categories, what_limits
-from medusa_cli.bench.compare import AS_STORED, LLAMA_CPP, dtype_of
+from medusa_cli.bench.compare import AS_STORED, LLAMA_CPP, Divergence, dtype_of
+from medusa_cli.bench.document import Report
 
 _SMALLER_WEIGHTS = (
     "cause: llama.cpp reads the weights as the file stores them, most often in 4 to 8 bits, and our arms in 16 or 32.",
@@ -11,24 +10,24 @@ _SMALLER_WEIGHTS = (
 )
 
 
-def baseline_of(report: dict[str, Any]) -> str | None:
+def baseline_of(report: Report) -> str | None:
     """The arm the verdict and --min-speedup look at: hf-greedy when it ran, else greedy, else the first compared."""
-    speedup = report["speedup"]
+    speedup = report.speedup
     return next((name for name in ("hf-greedy", "greedy") if name in speedup), next(iter(speedup), None))
 
 
-def verdict_in_words(report: dict[str, Any], subject: str) -> str:
+def verdict_in_words(report: Report, subject: str) -> str:
     """Faster or slower and by how much, break-even, what limits it or why it isn't faster, categories, identity."""
     name = baseline_of(report)
-    ratio = report["speedup"].get(name) if name else None
+    ratio = report.speedup.get(name) if name else None
     if name is None or ratio is None:
         return f"no verdict: {subject} was compared with no arm that wrote a token."
-    low, high = report["speedup_spread"][name] or (ratio, ratio)
+    low, high = report.speedup_spread[name] or (ratio, ratio)
     sentences = [_speed(subject, _label(report, name), ratio, low, high)]
-    if name != "greedy" and report["speedup"].get("greedy"):
+    if name != "greedy" and report.speedup.get("greedy"):
         even = break_even(report, subject, "greedy")
         sentences.append(
-            f"against our own loop without guesses (greedy): {report['speedup']['greedy']:.2f}x"
+            f"against our own loop without guesses (greedy): {report.speedup['greedy']:.2f}x"
             + (f", break-even there: {even:.2f} tokens a step." if even is not None else ".")
         )
     sentences += _why(report, subject, name, pays=low > 1)
@@ -37,7 +36,7 @@ def verdict_in_words(report: dict[str, Any], subject: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def failed_gates(report: dict[str, Any], subject: str, min_speedup: float | None, require_identical: bool) -> list[str]:
+def failed_gates(report: Report, subject: str, min_speedup: float | None, require_identical: bool) -> list[str]:
     """A sentence for each gate that isn't passed.
 
     min_speedup         the least speed-up over the baseline (see `baseline_of`)
@@ -47,14 +46,14 @@ def failed_gates(report: dict[str, Any], subject: str, min_speedup: float | None
     failed = []
     name = baseline_of(report)
     if min_speedup is not None:
-        ratio = report["speedup"].get(name) if name else None
+        ratio = report.speedup.get(name) if name else None
         if ratio is None or ratio < min_speedup:
             measured = "not to be had" if ratio is None else f"{ratio:.3f}x"
             failed.append(f"speed-up of {subject} over {name} is {measured}; --min-speedup asks for {min_speedup:g}x")
     if require_identical:
         for row in _mismatches(report):
-            gap = "where one reply ends" if row["margin"] is None else f"with a gap of {row['margin']:.4g}"
-            failed.append(f"prompt {row['id']}: {subject} and {row['arm']} part at token {row['index']}, {gap}")
+            gap = "where one reply ends" if row.margin is None else f"with a gap of {row.margin:.4g}"
+            failed.append(f"prompt {row.id}: {subject} and {row.arm} part at token {row.index}, {gap}")
     return failed
 
 
@@ -67,36 +66,36 @@ def _speed(subject: str, label: str, ratio: float, low: float, high: float) -> s
     return f"{word}: {subject} is {ratio:.2f}x as fast as {label} {spread}."
 
 
-def _label(report: dict[str, Any], name: str) -> str:
+def _label(report: Report, name: str) -> str:
     """The arm's name; for one that ran in several dtypes, which of them was the faster."""
-    variants = [arm for arm in report["arms"] if arm.startswith(f"{name}@")]
+    variants = [arm for arm in report.arms if arm.startswith(f"{name}@")]
     if not variants:
         return name
-    best = max(variants, key=lambda arm: report["arms"][arm]["output_throughput"] or 0.0)
+    best = max(variants, key=lambda arm: report.arms[arm].output_throughput or 0.0)
     return best if len(variants) == 1 else f"{best}, the faster of {len(variants)}"
 
 
-def break_even(report: dict[str, Any], subject: str, name: str) -> float | None:
+def break_even(report: Report, subject: str, name: str) -> float | None:
     """Tokens a step at which `subject` and the arm are equally fast; None without steps.
 
     The tokens the arm would have written in the subject's time, less those of the prefills, over the steps taken:
     what one step of the subject costs, in plain steps.
     """
-    ours, theirs = report["arms"][subject], report["arms"][name]
-    if not ours["num_steps"] or theirs["output_throughput"] is None:
+    ours, theirs = report.arms[subject], report.arms[name]
+    if not ours.num_steps or ours.tokens_per_step is None or theirs.output_throughput is None:
         return None
-    prefills = ours["total_output_tokens"] - ours["tokens_per_step"] * ours["num_steps"]
-    return (ours["duration"] * theirs["output_throughput"] - prefills) / ours["num_steps"]
+    prefills = ours.total_output_tokens - ours.tokens_per_step * ours.num_steps
+    return (ours.duration * theirs.output_throughput - prefills) / ours.num_steps
 
 
-def _why(report: dict[str, Any], subject: str, name: str, pays: bool) -> list[str]:
+def _why(report: Report, subject: str, name: str, pays: bool) -> list[str]:
     """Break-even; where speculation pays, what limits it, and where it doesn't, the cause and what to try."""
     even = break_even(report, subject, name)
     if even is None:
         return ["every reply ended with its first token: no step was taken."]
-    ours = report["arms"][subject]
+    ours = report.arms[subject]
     said = [
-        f"a step brings {ours['tokens_per_step']:.2f} tokens and costs as much as {even:.2f} tokens of {name} "
+        f"a step brings {ours.tokens_per_step:.2f} tokens and costs as much as {even:.2f} tokens of {name} "
         f"(break-even: {even:.2f} tokens a step)."
     ]
     if pays:
@@ -104,35 +103,35 @@ def _why(report: dict[str, Any], subject: str, name: str, pays: bool) -> list[st
     return [*said, *(_SMALLER_WEIGHTS if name == LLAMA_CPP else cause_and_cure(report, subject, even))]
 
 
-def _identity(report: dict[str, Any]) -> str:
+def _identity(report: Report) -> str:
     """Whether the replies are the same."""
-    held = [row for row in report["divergences"] if dtype_of(row["arm"], report["dtype"]) != AS_STORED]
-    wrong, near = len(_mismatches(report)), sum(row["verdict"] == "near-tie" for row in held)
+    held = [row for row in report.divergences if dtype_of(row.arm, report.dtype) != AS_STORED]
+    wrong, near = len(_mismatches(report)), sum(row.verdict == "near-tie" for row in held)
     if wrong:
         return f"NOT IDENTICAL: {wrong} replies differ where the model was not near a tie."
-    alike = {name: same for name, same in report["identical"].items() if _same_dtype(report, name)}
-    if alike and all(same["same"] == same["of"] for same in alike.values()):
+    alike = {name: same for name, same in report.identical.items() if _same_dtype(report, name)}
+    if alike and all(same.same == same.of for same in alike.values()):
         return "every reply is the same, token by token."
     return f"replies that differ part at near ties only ({near} of them)." if near else ""
 
 
-def _llama_cpp(report: dict[str, Any], subject: str) -> str:
+def _llama_cpp(report: Report, subject: str) -> str:
     """How llama.cpp did, which is held to no reply of ours."""
-    ratio, same = report["speedup"].get(LLAMA_CPP), report["identical"].get(LLAMA_CPP)
+    ratio, same = report.speedup.get(LLAMA_CPP), report.identical.get(LLAMA_CPP)
     if ratio is None or same is None:
         return ""
     return (
         f"{LLAMA_CPP} takes the weights as the file stores them, in integers where it is quantised, not in "
-        f"{report['dtype']}: {subject} is {ratio:.2f}x as fast, and {same['same']} of {same['of']} replies "
+        f"{report.dtype}: {subject} is {ratio:.2f}x as fast, and {same.same} of {same.of} replies "
         "are the same; none has to be."
     )
 
 
-def _mismatches(report: dict[str, Any]) -> list[dict[str, Any]]:
+def _mismatches(report: Report) -> list[Divergence]:
     """Divergences that are the tool's fault."""
-    return [row for row in report["divergences"] if row["verdict"] == "mismatch" and _same_dtype(report, row["arm"])]
+    return [row for row in report.divergences if row.verdict == "mismatch" and _same_dtype(report, row.arm)]
 
 
-def _same_dtype(report: dict[str, Any], arm: str) -> bool:
+def _same_dtype(report: Report, arm: str) -> bool:
     """Whether the arm ran in the subject's dtype."""
-    return dtype_of(arm, report["dtype"]) == report["dtype"]
+    return dtype_of(arm, report.dtype) == report.dtype

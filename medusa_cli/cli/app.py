@@ -121,14 +121,16 @@ def make_app(commands: Iterable[str]) -> typer.Typer:
 
 def _load(name: str, module: str) -> Any:
     """Typer's command `name` over the function `command` of `module`, or the group over its SUBCOMMANDS."""
+    from medusa_cli.cli.flags import taken_apart
+
     app, found = _typer(name=name, add_completion=False), importlib.import_module(module)
     subcommands = getattr(found, "SUBCOMMANDS", ())
     if subcommands:
         app.callback()(found.command)
     else:
-        app.command(name)(found.command)
+        app.command(name)(taken_apart(found.command))
     for function in subcommands:
-        app.command(function.__name__)(function)
+        app.command(function.__name__)(taken_apart(function))
     return typer.main.get_command(app)
 
 

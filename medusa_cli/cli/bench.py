@@ -19,6 +19,7 @@ from medusa_cli.errors import DataError
 if TYPE_CHECKING:
     from medusa_cli.assemble import DrafterChoice
     from medusa_cli.bench.build import Bench
+    from medusa_cli.bench.document import Report
     from medusa_cli.bench.prompt_set import Question
     from medusa_cli.bench.resume import BenchFolder
     from medusa_cli.config.recipe import TargetSettings
@@ -30,6 +31,7 @@ DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.
 
 
 def command(
+    *,
     overrides: options.Overrides = None,
     compare: Annotated[
         str,
@@ -70,10 +72,8 @@ def command(
             help="keep every reply here as it is measured, and the report; a run that was stopped goes on",
         ),
     ] = None,
-    model: options.Model = None,
-    heads: options.Heads = None,
-    tree: options.Tree = None,
-    tree_size: options.TreeSize = None,
+    target: options.Seeded,
+    guessing: options.Guessing,
     drafter: Annotated[
         str | None,
         options.part(
@@ -83,19 +83,9 @@ def command(
             list(DRAFTERS)[:-1],
         ),
     ] = None,
-    speculate: options.Speculate = "auto",
-    revision: options.Revision = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    runner: options.Runner = None,
-    attention: options.Attention = None,
     threads: options.Threads = None,
-    seed: options.Seed = None,
     config: options.Config = None,
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    output: options.Output,
 ) -> None:
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
     names = arm_names(compare)
@@ -111,24 +101,21 @@ def command(
 
     if plot:
         check_plot_file(plot)
-    values = options.target_values(
-        model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
-    )
-    recipe = load_recipe(config, overrides or (), values)
-    console = Console(json=json, quiet=quiet, verbose=verbose)
+    recipe = load_recipe(config, overrides or (), target)
+    console = output.console
     questions = pick(read_questions(prompts or DEFAULT_PROMPTS), num_prompts)
     asked = Asked(questions, num_warmups, repeats, batch_size, max_new_tokens, allow_random_prompts)
-    shaped = tree is not None or tree_size is not None or speculate == "on"
-    choice = DrafterChoice(drafter or ("medusa" if shaped else "mixed"), heads, tree, tree_size, speculate)
+    shaped = guessing.tree is not None or guessing.tree_size is not None or guessing.speculate == "on"
+    choice = DrafterChoice(drafter or ("medusa" if shaped else "mixed"), **vars(guessing))
     check_choice(choice, recipe.target.model)
     folder = BenchFolder(output_dir, identity(asked, recipe.target, choice, names)) if output_dir else None
     with folder.to_itself() if folder else nullcontext():
         report = _report(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), folder, console)
     _show(report, console)
-    console.print_json(report, output_json)
+    console.print_json(report.document(), output.output_json)
     if plot:  # last: what was measured is told even if the picture can't be written
         draw(report, plot)
-    failed = failed_gates(report, next(iter(report["arms"])), min_speedup, require_identical)
+    failed = failed_gates(report, report.ours, min_speedup, require_identical)
     if failed:
         raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")
 
@@ -193,9 +180,7 @@ def identity(asked: Asked, target: "TargetSettings", choice: "DrafterChoice", na
     return {**asked.shape, **target.model_dump(mode="json"), **asdict(choice), "heads": held, "arms": list(names)}
 
 
-def _report(
-    asked: Asked, build: "Callable[[], Bench]", folder: "BenchFolder | None", console: Console
-) -> dict[str, Any]:
+def _report(asked: Asked, build: "Callable[[], Bench]", folder: "BenchFolder | None", console: Console) -> "Report":
     """The report that the folder has already, or of what is measured now; Ctrl-C says how to go on."""
     if folder and folder.report:
         console.info(f"all replies are in {folder.path} already: another --output-dir measures again")
@@ -210,13 +195,12 @@ def _report(
         raise
 
 
-def measure(
-    asked: Asked, build: "Callable[[], Bench]", console: Console, folder: "BenchFolder | None"
-) -> dict[str, Any]:
+def measure(asked: Asked, build: "Callable[[], Bench]", console: Console, folder: "BenchFolder | None") -> "Report":
     """Build the arms, run them and report; what the folder holds isn't run again."""
     import torch
 
     from medusa_cli.bench.compare import compare
+    from medusa_cli.bench.document import Run
     from medusa_cli.bench.origin import origin_here
     from medusa_cli.bench.prompt_set import BenchPrompt
     from medusa_cli.bench.report import build_report
@@ -246,8 +230,8 @@ def measure(
         bench.correct_costs()
     notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
     comparison = compare(trials, bench.subject, bench.setup.dtype, bench.logits_after)
-    report = build_report(bench.setup, trials, bench.subject, comparison, notes)
-    report["run"] = {**asdict(origin), **asked.shape, "contention": contention.document()}
+    run = Run.model_validate({**asdict(origin), **asked.shape, "contention": contention.document()})
+    report = build_report(bench.setup, trials, bench.subject, comparison, notes, run)
     if folder:
         folder.finish(report)
     return report
@@ -271,7 +255,7 @@ def _odd_prompts(asked: Asked, bench: "Bench") -> list[str]:
     return [*notes, *(f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in doubled)]
 
 
-def _show(report: dict[str, Any], console: Console) -> None:
+def _show(report: "Report", console: Console) -> None:
     """The table and the verdict on stdout."""
     from medusa_cli.bench.report import table
 
@@ -279,4 +263,4 @@ def _show(report: dict[str, Any], console: Console) -> None:
     console.table(shown.headers, shown.rows, spare=shown.spare)
     console.say(shown.legend)
     console.out()
-    console.say(report["verdict"])
+    console.say(report.verdict)

@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from medusa_cli.cli import options
-from medusa_cli.cli.console import Console
 from medusa_cli.util import remembered
 from medusa_cli.util.paths import cache_home
 
@@ -48,43 +47,40 @@ def command() -> None:
     """Show what is kept between runs on this machine, or clear it: all of it is made anew when it is needed."""
 
 
-def ls(
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-    quiet: options.Quiet = False,
-) -> None:
+def ls(output: options.Output) -> None:
     """List what is kept, with sizes."""
-    console = Console(json=json, quiet=quiet)
+    console = output.console
     found = [_kept(name) for name in KEPT]
     whole = sum(one.bytes for one in found)
     rows = [(one.name, one.count, _size(one.bytes), one.what) for one in found]
     console.table(("name", "kept", "size", "what"), rows)
     console.out(f"{_size(whole)} in {cache_home()}")
     document = {"home": cache_home(), "bytes": whole, "kept": [asdict(one) for one in found]}
-    console.print_json(document, output_json)
+    console.print_json(document, output.output_json)
 
 
 def clear(
+    *,
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[NAME]...", help="What to clear, as ls names it. [default: all]", show_default=False),
     ] = None,
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-    quiet: options.Quiet = False,
+    output: options.Output,
 ) -> None:
     """Delete what is kept: all of it, or kinds by name. Nothing but what medusa made there is touched."""
     unknown = [name for name in names or () if name not in KEPT]
     if unknown:
         raise typer.BadParameter(f"nothing is kept under the name {unknown[0]}; there are {', '.join(KEPT)}")
-    console = Console(json=json, quiet=quiet)
+    console = output.console
     gone = [_kept(name) for name in dict.fromkeys(names or KEPT)]
     for one in gone:
         for entry in _ours(one.path):
             _delete(entry)
     freed = sum(one.bytes for one in gone)
     console.out(f"cleared {_size(freed)} in {cache_home()}: {', '.join(one.name for one in gone if one.count) or '-'}")
-    console.print_json({"home": cache_home(), "bytes": freed, "cleared": [asdict(one) for one in gone]}, output_json)
+    console.print_json(
+        {"home": cache_home(), "bytes": freed, "cleared": [asdict(one) for one in gone]}, output.output_json
+    )
 
 
 SUBCOMMANDS = (ls, clear)

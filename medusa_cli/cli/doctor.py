@@ -22,44 +22,30 @@ if TYPE_CHECKING:
 
 
 def command(
+    *,
     name: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="The same as --model.", show_default=False)
     ] = None,
-    model: options.Model = None,
+    target: options.Target,
     heads: options.Heads = None,
-    revision: options.Revision = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    runner: options.Runner = None,
-    attention: options.Attention = None,
     threads: options.Threads = None,
     config: options.Config = None,
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    output: options.Output,
 ) -> None:
     """Say what this machine and a model are like, and check that the model can verify trees."""
     from medusa_cli.config.loading import load_recipe
 
-    if name is not None and model not in (None, name):
-        raise typer.BadParameter(f"MODEL is {name} and --model is {model}; give one")
-    values = options.target_values(
-        model=model if name is None else name,
-        revision=revision,
-        dtype=dtype,
-        device=device,
-        runner=runner,
-        attention=attention,
-    )
-    settings = load_recipe(config, (), values).target
-    console = Console(json=json, quiet=quiet, verbose=verbose)
+    flag = target["target.model"]
+    if name is not None and flag not in (None, name):
+        raise typer.BadParameter(f"MODEL is {name} and --model is {flag}; give one")
+    settings = load_recipe(config, (), target | {"target.model": flag if name is None else name}).target
+    console = output.console
     phases = Phases("the command line")
     # said before the model is looked for: a report of what failed needs it
     versions = _versions(phases)
     _show(console, "versions", ", ".join(f"{package} {version}" for package, version in versions.items()))
     document = {"versions": versions, **_examine(settings, heads, console, phases)}
-    console.print_json(document, output_json)
+    console.print_json(document, output.output_json)
     if not document["self_check"]["ok"] or document["template_error"]:
         raise typer.Exit(1)
 

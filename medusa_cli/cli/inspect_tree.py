@@ -30,7 +30,8 @@ _BY_SUFFIX: dict[str, Format] = {".json": "json", ".dot": "dot", ".gv": "dot", "
 
 
 def command(
-    model: options.Model = None,
+    *,
+    target: options.Target,
     heads: options.Heads = None,
     tree: Annotated[
         str | None,
@@ -65,26 +66,20 @@ def command(
             help="With --measure: also after so many tokens of text, for 1 node and this tree: 128,512,2048,8192.",
         ),
     ] = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    runner: options.Runner = None,
     threads: options.Threads = None,
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-    quiet: options.Quiet = False,
+    printed: options.Output,
 ) -> None:
     """Draw a tree with what each node gains, and what each size gains and costs: curves and a table."""
     asked = _Asked(tree, tree_size, compare)
     drawn = format or _BY_SUFFIX.get(output.suffix.lower() if output else "", "text")
-    _check_usage(asked, drawn, format, output, json=json)
+    _check_usage(asked, drawn, format, output, json=printed.json)
     if compare and curves:
         raise typer.BadParameter("--curves draws one tree's heads; leave out --compare")
     lengths = _lengths(contexts, measure, comparing=compare is not None)
     from medusa_cli.plots.tree_sizes import check_curves, draw
 
-    console = Console(json=json, quiet=quiet)
-    values = options.target_values(model=model, dtype=dtype, device=device, runner=runner)
-    settings = load_recipe(None, values=values).target
+    console = printed.console
+    settings = load_recipe(None, values=target).target
     folder = find_heads(heads, settings.model)
     # the tree comes first: what is wrong with it is told before a model is loaded
     inspections = _inspections(asked, folder)
@@ -95,7 +90,7 @@ def command(
     if here and asked.is_open and folder and not lengths:
         inspections = [_as_it_pays(inspections[0], folder)]
     _show(_drawing(inspections, drawn), output, console)
-    console.print_json(_document(inspections), output_json)
+    console.print_json(_document(inspections), printed.output_json)
     if curves:  # last: what is known is told even if the picture can't be written
         draw(inspections[0], curves)
         console.info(f"wrote {curves}")

@@ -5,24 +5,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from medusa_cli.cli import options
-from medusa_cli.cli.console import Console
 from medusa_cli.formats.places import DESCRIPTION, SHIPPED
 
 
-def command(
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-    quiet: options.Quiet = False,
-) -> None:
+def command(output: options.Output) -> None:
     """List the names --model knows, which of them have heads that ship, and which are on this machine."""
-    console = Console(json=json, quiet=quiet)
+    console = output.console
     document = [*_known()]
     rows = [
         (row["name"], row["source"], ", ".join(row["heads"]) or "-", "yes" if row["here"] else "-") for row in document
     ]
     console.table(("name", "source", "heads", "here"), rows, spare=("here",))
     console.info("--model takes these, any owner/name on the hub, a folder or a .gguf file")
-    console.print_json(document, output_json)
+    console.print_json(document, output.output_json)
 
 
 def _known() -> Iterator[dict[str, Any]]:

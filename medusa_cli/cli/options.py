@@ -1,33 +1,24 @@
 """The options every command shares, as types to annotate parameters with.
 
 A flag that was not given is None, so that the recipe's order decides: flag > MEDUSA_* > --config > default.
-The defaults live in medusa_cli.config.recipe; the help texts here read them from there.
+The settings' types, help and defaults live in medusa_cli.config.recipe.
 """
 
 import difflib
 import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from medusa_cli.cli.console import Console
+from medusa_cli.cli.flags import RecipeFlags
 from medusa_cli.config.catalog import find_recipe, nearest_recipe
 from medusa_cli.config.parts import DRAFTERS, drafter_names
-from medusa_cli.config.recipe import Recipe, Settings, TargetSettings
 from medusa_cli.errors import RecipeError
 from medusa_cli.util.threads import use_threads
-
-DType = Literal["auto", "float32", "bfloat16", "float16"]
-RunnerName = Literal["auto", "eager", "packed", "blocks", "compiled", "graphs"]
-AttentionName = Literal["auto", "eager", "sdpa", "grouped"]
-
-
-def setting(text: str, settings: type[Settings], name: str, *flags: str, metavar: str | None = None) -> Any:
-    """The option of a recipe's setting, its help ending in the default; without `flags`, named as its parameter."""
-    default = settings.model_fields[name].default
-    help_text = text if default is None else f"{text} [default: {default}]"
-    return typer.Option(*flags, metavar=metavar, help=help_text)
 
 
 def _check_writable(file: Path | None) -> Path | None:
@@ -71,31 +62,17 @@ def drafter(text: str) -> Any:
     return part("--drafter", text, drafter_names, DRAFTERS)
 
 
-Model = Annotated[
-    str | None,
-    setting("An alias, a hub id, a folder or a .gguf file.", TargetSettings, "model", "--model", "-m", metavar="NAME"),
-]
+_TARGET = ("target.model", "target.revision", "target.dtype", "target.device", "target.runner", "target.attention")
+_METAVARS = {"model": "NAME", "revision": "REV", "device": "auto|cpu|cuda[:N]|mps"}
+Target = Annotated[dict[str, Any], RecipeFlags(*_TARGET, metavars=_METAVARS)]
+Seeded = Annotated[dict[str, Any], RecipeFlags(*_TARGET, "seed", metavars=_METAVARS)]
 Heads = Annotated[
     str | None,
     typer.Option("--heads", metavar="NAME", help="A folder or hub id of heads. [default: heads known for the model]"),
 ]
-Tree = Annotated[
-    str | None, typer.Option("--tree", metavar="SPEC", help="A tree file, chain:4, 4x2x1, none, [[0],[0,0]].")
-]
 TreeSize = Annotated[
     int | None,
     typer.Option("--tree-size", min=0, max=1024, metavar="N", help="The best tree of N nodes for these heads."),
-]
-Revision = Annotated[
-    str | None, typer.Option("--revision", metavar="REV", help="Branch, tag or commit of a model on the hub.")
-]
-Dtype = Annotated[DType | None, setting("Number format of the weights.", TargetSettings, "dtype", "--dtype")]
-Device = Annotated[
-    str | None, setting("Where the model runs.", TargetSettings, "device", "--device", metavar="auto|cpu|cuda[:N]|mps")
-]
-Runner = Annotated[RunnerName | None, setting("How a forward is launched.", TargetSettings, "runner", "--runner")]
-Attention = Annotated[
-    AttentionName | None, setting("Kernel of the tree attention.", TargetSettings, "attention", "--attention")
 ]
 Threads = Annotated[
     int | None,
@@ -108,13 +85,6 @@ Threads = Annotated[
         help="Threads of a CPU that compute. [default: OMP_NUM_THREADS, else one for each core]",
     ),
 ]
-Speculate = Annotated[
-    Literal["auto", "on", "off"],
-    typer.Option(
-        "--speculate", help="auto leaves guesses out while they don't pay, on makes them whatever they bring, off none."
-    ),
-]
-Seed = Annotated[int | None, setting("Seed of all that is random.", Recipe, "seed", "--seed", metavar="N")]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -129,32 +99,44 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Settings over those of --config: train.epochs=3", show_default=False),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
-OutputJson = Annotated[
-    Path | None,
-    typer.Option("--output-json", metavar="FILE", callback=_check_writable, help="Write the JSON document to a file."),
-]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no log; warnings and errors stay.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="More log; a traceback when something is a bug.")]
 
 
-def target_values(
-    *,
-    model: str | None = None,
-    revision: str | None = None,
-    dtype: str | None = None,
-    device: str | None = None,
-    runner: str | None = None,
-    attention: str | None = None,
-    seed: int | None = None,
-) -> dict[str, Any]:
-    """These flags by dotted name, as `load_recipe(values=...)` takes them; None stays None: not given."""
-    return {
-        "target.model": model,
-        "target.revision": revision,
-        "target.dtype": dtype,
-        "target.device": device,
-        "target.runner": runner,
-        "target.attention": attention,
-        "seed": seed,
-    }
+@dataclass(frozen=True)
+class Output:
+    """Where results go, and how much is said meanwhile."""
+
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")] = False
+    output_json: Annotated[
+        Path | None,
+        typer.Option(
+            "--output-json", metavar="FILE", callback=_check_writable, help="Write the JSON document to a file."
+        ),
+    ] = None
+    quiet: Quiet = False
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="More log; a traceback when something is a bug.")] = (
+        False
+    )
+
+    @property
+    def console(self) -> Console:
+        """What the command prints with."""
+        return Console(json=self.json, quiet=self.quiet, verbose=self.verbose)
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """Who guesses, and in which tree."""
+
+    heads: Heads = None
+    tree: Annotated[
+        str | None, typer.Option("--tree", metavar="SPEC", help="A tree file, chain:4, 4x2x1, none, [[0],[0,0]].")
+    ] = None
+    tree_size: TreeSize = None
+    speculate: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(
+            "--speculate",
+            help="auto leaves guesses out while they don't pay, on makes them whatever they bring, off none.",
+        ),
+    ] = "auto"

@@ -3,7 +3,7 @@
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,23 +18,32 @@ if TYPE_CHECKING:
 class PromptSource:
     """Where prompts come from: a text, - for stdin, or a file; none of them: what is piped in."""
 
-    text: str | None
-    file: Path | None
-    system: str | None
-    chat: bool | None
+    prompt: Annotated[
+        str | None, typer.Argument(help="The prompt; none, or -, reads it from a pipe.", show_default=False)
+    ] = None
+    prompt_file: Annotated[
+        Path | None,
+        typer.Option("--prompt-file", metavar="FILE", help="Prompts from a .jsonl or .txt file, one by one."),
+    ] = None
+    chat: Annotated[
+        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template. [default: where the model has one]")
+    ] = None
+    system_prompt: Annotated[str | None, typer.Option("--system-prompt", metavar="TEXT", help="A system message.")] = (
+        None
+    )
 
     def read(self) -> "list[list[Message]]":
         """The messages of every prompt. Raises typer.BadParameter where there is none, DataError for a bad one."""
         from medusa_cli.data.conversations import Message
         from medusa_cli.data.prompts import read_prompts
 
-        text, said = as_written(self.text), as_written(self.system)
+        text, said = as_written(self.prompt), as_written(self.system_prompt)
         _check_text((text or "") + (said or ""))
         system = [Message("system", said)] if said else []
-        if text is not None and self.file is not None:
+        if text is not None and self.prompt_file is not None:
             raise typer.BadParameter("give a prompt, or --prompt-file FILE, not both")
-        if self.file is not None:
-            return [system + list(one.messages) for one in read_prompts(self.file)]
+        if self.prompt_file is not None:
+            return [system + list(one.messages) for one in read_prompts(self.prompt_file)]
         alone = self._alone(text)
         # a plain text may be empty: models that have a first token of their own start from it
         if not alone.strip() and self.chat is not False:

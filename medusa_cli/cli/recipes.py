@@ -18,10 +18,7 @@ def command() -> None:
     """List the recipes that ship, show one, or copy one to start from."""
 
 
-def ls(
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-) -> None:
+def ls(output: options.Output) -> None:
     """List the recipes that ship."""
     from medusa_cli.config.loading import load_recipe
 
@@ -31,19 +28,19 @@ def ls(
     ]
     columns = ("name", "model", "hardware", "what")
     rows = [[row["name"], row["model"], (row["hardware"] or "").rstrip("."), row["what"]] for row in document]
-    console = Console(json=json)
+    console = output.console
     console.table(columns, rows, spare=("what",))
     console.info("medusa recipes show NAME says what it makes and costs; medusa train-heads -c NAME runs it")
-    console.print_json(document, output_json)
+    console.print_json(document, output.output_json)
 
 
 def show(
+    *,
     name: Name,
     resolved: Annotated[
         bool, typer.Option("--resolved", help="Every setting, with defaults and MEDUSA_* from the environment.")
     ] = False,
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
+    output: options.Output,
 ) -> None:
     """Print a recipe, with its header or with every setting."""
     from medusa_cli.config.loading import load_recipe
@@ -52,10 +49,10 @@ def show(
     file = find_recipe(name)
     text = _text(file)
     recipe = load_recipe(file)
-    console = Console(json=json)
+    console = output.console
     console.stream(written_out(recipe) if resolved else text)
     document: dict[str, Any] = {"name": file.stem, "file": file, **asdict(read_header(text))}
-    console.print_json({**document, "recipe": recipe.model_dump(mode="json")}, output_json)
+    console.print_json({**document, "recipe": recipe.model_dump(mode="json")}, output.output_json)
 
 
 def cp(

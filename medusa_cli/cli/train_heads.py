@@ -4,20 +4,20 @@ import os
 import shlex
 import signal
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
-from medusa_cli.cli.options import setting
+from medusa_cli.cli.flags import RecipeFlags
 from medusa_cli.cli.planning import show_plan, tell_time
 from medusa_cli.cli.preview_masks import preview
 from medusa_cli.cli.signals import Stops
 from medusa_cli.cli.training_progress import Watch, reporter_of
 from medusa_cli.config.loading import load_recipe
 from medusa_cli.config.parts import HEADS, head_kinds
-from medusa_cli.config.recipe import DataSettings, HeadsSettings, Recipe, TrainSettings
+from medusa_cli.config.recipe import Recipe
 from medusa_cli.errors import RecipeError
 from medusa_cli.util.process_rank import Place, place_of
 
@@ -26,120 +26,64 @@ if TYPE_CHECKING:
     from medusa_cli.train.parallel import Group
 
 
+SETTINGS = RecipeFlags(
+    "heads.num_heads",
+    "heads.num_layers",
+    "heads.draft_vocab",
+    "data.dataset",
+    "data.dataset_split",
+    "data.streaming",
+    "data.on_bad_row",
+    "data.answers_from",
+    "data.num_samples",
+    "data.max_seq_length",
+    "train.epochs",
+    "train.max_steps",
+    "train.batch_size",
+    "train.learning_rate",
+    "train.warmup_ratio",
+    "train.eval_steps",
+    "train.save_steps",
+    "train.decode_steps",
+    "train.patience",
+    "train.report_to",
+    "tree.size",
+    "output_dir",
+    words={"tree.size": "tree_size"},
+    metavars={
+        "dataset": "self|FILE|HUB",
+        "dataset_split": "NAME",
+        "answers_from": "auto|self|URL",
+        "output_dir": "DIR",
+    },
+)
+
+
 def command(
+    *,
     overrides: options.Overrides = None,
     heads_type: Annotated[
         str | None, options.part("--heads-type", "Kind of heads. [default: medusa]", head_kinds, HEADS)
     ] = None,
-    num_heads: Annotated[int | None, setting("Heads: guesses ahead.", HeadsSettings, "num_heads", metavar="N")] = None,
-    num_layers: Annotated[int | None, setting("Blocks a head.", HeadsSettings, "num_layers", metavar="N")] = None,
-    draft_vocab: Annotated[
-        int | None, setting("Tokens the heads can guess; 0: all.", HeadsSettings, "draft_vocab", metavar="N")
-    ] = None,
-    dataset: Annotated[str | None, setting("Training text.", DataSettings, "dataset", metavar="self|FILE|HUB")] = None,
-    dataset_split: Annotated[
-        str | None, setting("Split of a hub data set.", DataSettings, "dataset_split", metavar="NAME")
-    ] = None,
-    streaming: Annotated[
-        bool | None, setting("Read a hub data set row by row.", DataSettings, "streaming", "--streaming/--no-streaming")
-    ] = None,
-    on_bad_row: Annotated[
-        Literal["skip", "fail"] | None, setting("What a row that can't be used does.", DataSettings, "on_bad_row")
-    ] = None,
-    answers_from: Annotated[
-        str | None, setting("Who answers the prompts.", DataSettings, "answers_from", metavar="auto|self|URL")
-    ] = None,
-    num_samples: Annotated[int | None, setting("Samples to use.", DataSettings, "num_samples", metavar="N")] = None,
-    max_seq_length: Annotated[
-        int | None, setting("Tokens of prompt and answer.", DataSettings, "max_seq_length", metavar="N")
-    ] = None,
-    epochs: Annotated[float | None, setting("Passes over the data.", TrainSettings, "epochs", metavar="N")] = None,
-    max_steps: Annotated[
-        int | None, setting("Stop after this many steps.", TrainSettings, "max_steps", metavar="N")
-    ] = None,
-    batch_size: Annotated[
-        int | None, setting("Places learnt from in a step.", TrainSettings, "batch_size", metavar="N")
-    ] = None,
-    learning_rate: Annotated[
-        float | None, setting("Peak learning rate.", TrainSettings, "learning_rate", metavar="X")
-    ] = None,
-    warmup_ratio: Annotated[
-        float | None, setting("Share of warm-up steps.", TrainSettings, "warmup_ratio", metavar="X")
-    ] = None,
-    eval_steps: Annotated[
-        int | None, setting("Evaluate every N steps.", TrainSettings, "eval_steps", metavar="N")
-    ] = None,
-    save_steps: Annotated[int | None, setting("Save every N steps.", TrainSettings, "save_steps", metavar="N")] = None,
-    decode_steps: Annotated[
-        int | None,
-        setting("Decode held-out prompts every N steps; 0: never.", TrainSettings, "decode_steps", metavar="N"),
-    ] = None,
-    patience: Annotated[
-        int | None,
-        setting(
-            "Stop after N decodes without a better one; keep the best heads.", TrainSettings, "patience", metavar="N"
-        ),
-    ] = None,
-    tree_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Nodes of the tree. [default: what pays most here]")
-    ] = None,
+    settings: Annotated[dict[str, Any], SETTINGS],
     resume_from_checkpoint: Annotated[
         bool, typer.Option("--resume-from-checkpoint", help="Go on with the run in the output folder.")
     ] = False,
-    report_to: Annotated[Literal["none", "wandb"] | None, setting("Send curves.", TrainSettings, "report_to")] = None,
     preview_masks: Annotated[
         bool, typer.Option("--preview-masks", help="Show which tokens of one sample are learnt; train nothing.")
     ] = False,
     plan: Annotated[
         bool, typer.Option("--plan", help="Say what a run would do, need and take; start nothing.")
     ] = False,
-    output_dir: Annotated[
-        str | None, setting("The run's folder.", Recipe, "output_dir", "--output-dir", "-o", metavar="DIR")
-    ] = None,
-    model: options.Model = None,
-    revision: options.Revision = None,
-    dtype: options.Dtype = None,
-    device: options.Device = None,
-    runner: options.Runner = None,
+    target: options.Seeded,
     threads: options.Threads = None,
-    attention: options.Attention = None,
-    seed: options.Seed = None,
     config: options.Config = None,
-    json: options.Json = False,
-    output_json: options.OutputJson = None,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
+    output: options.Output,
 ) -> None:
     """Train heads for a model: prompts, answers, heads, accuracies and a tree fitted to this machine, in one folder."""
-    values = options.target_values(
-        model=model, revision=revision, dtype=dtype, device=device, runner=runner, attention=attention, seed=seed
-    ) | {
-        "heads.type": heads_type,
-        "heads.num_heads": num_heads,
-        "heads.num_layers": num_layers,
-        "heads.draft_vocab": draft_vocab,
-        "data.dataset": dataset,
-        "data.dataset_split": dataset_split,
-        "data.streaming": streaming,
-        "data.on_bad_row": on_bad_row,
-        "data.answers_from": answers_from,
-        "data.num_samples": num_samples,
-        "data.max_seq_length": max_seq_length,
-        "train.epochs": epochs,
-        "train.max_steps": max_steps,
-        "train.batch_size": batch_size,
-        "train.learning_rate": learning_rate,
-        "train.warmup_ratio": warmup_ratio,
-        "train.eval_steps": eval_steps,
-        "train.save_steps": save_steps,
-        "train.decode_steps": decode_steps,
-        "train.patience": patience,
-        "train.report_to": report_to,
-        "tree.size": tree_size,
-        "output_dir": output_dir,
-    }
+    values = target | settings | {"heads.type": heads_type}
     recipe = load_recipe(config, overrides or (), values)
-    console = Console(json=json, quiet=quiet, verbose=verbose)
+    console = output.console
     place = place_of(os.environ)
     _refuse_together(recipe, place)
     if preview_masks and plan:
@@ -147,13 +91,13 @@ def command(
     if not place.leads:
         _follow(recipe, place, idle=preview_masks or plan)
     elif preview_masks:
-        console.print_json(preview(recipe, console), output_json)
+        console.print_json(preview(recipe, console), output.output_json)
     elif plan:
-        console.print_json(show_plan(recipe, console), output_json)
+        console.print_json(show_plan(recipe, console), output.output_json)
     else:
         made = _lead(recipe, console, resume_from_checkpoint, place)
         _show(made, console)
-        console.print_json(_document(recipe, made), output_json)
+        console.print_json(_document(recipe, made), output.output_json)
 
 
 def _refuse_together(recipe: Recipe, place: Place) -> None:

@@ -28,7 +28,10 @@ LARGEST = 2**63 - 1  # what 64 bits count to; float32, in which heads learn, has
 
 
 class Settings(BaseModel):
-    """Base of all settings: unknown names are faults, and settings don't change once made."""
+    """Base of all settings: unknown names are faults, and settings don't change once made.
+
+    A field's title is the help of its flag; its description says more than that and the name do.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -63,12 +66,19 @@ def _takes(kind: Any, *wanted: type) -> bool:
 class TargetSettings(Settings):
     """Which model, and how it is held."""
 
-    model: str = "smollm2-135m"
-    revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$", description="auto, cpu, cuda, cuda:N or mps")
-    runner: Literal["auto", "eager", "packed", "blocks", "compiled", "graphs"] = "auto"
-    attention: Literal["auto", "eager", "sdpa", "grouped"] = "auto"
+    model: str = Field("smollm2-135m", title="An alias, a hub id, a folder or a .gguf file.")
+    revision: str | None = Field(None, title="Branch, tag or commit of a model on the hub.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", title="Number format of the weights.")
+    device: str = Field(
+        "auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$",
+        title="Where the model runs.",
+        description="auto, cpu, cuda, cuda:N or mps",
+    )
+    runner: Literal["auto", "eager", "packed", "blocks", "compiled", "graphs"] = Field(
+        "auto", title="How a forward is launched."
+    )
+    attention: Literal["auto", "eager", "sdpa", "grouped"] = Field("auto", title="Kernel of the tree attention.")
     device_map: Literal["one", "auto"] = Field("one", description="auto spreads the layers over all GPUs there are")
     quantize: Literal["none", "4bit", "8bit"] = Field(
         "none", description="how linear layers are held: 4bit in NF4 (bitsandbytes), 8bit in int8 (torchao)"
@@ -101,9 +111,9 @@ class HeadsSettings(Settings):
     type: Annotated[str, AfterValidator(_is_kind)] = Field(
         "medusa", description="hydra heads also see the guesses before theirs: better guesses, dearer drafts"
     )
-    num_heads: int = Field(4, ge=1, le=16)
-    num_layers: int = Field(1, ge=1, le=8)
-    draft_vocab: int = Field(8192, ge=0, description="entries of the narrowed draft vocabulary; 0 keeps all")
+    num_heads: int = Field(4, ge=1, le=16, title="Heads: guesses ahead.")
+    num_layers: int = Field(1, ge=1, le=8, title="Blocks a head.")
+    draft_vocab: int = Field(8192, ge=0, title="Tokens the heads can guess; 0: all.")
     sees_root: bool = Field(True, description="show the heads the token that is already decided")
     stored: Literal["float32", "bfloat16", "float16"] = "float16"
     own_output: bool = Field(False, description="give the heads an output matrix of their own")
@@ -115,13 +125,16 @@ class HeadsSettings(Settings):
 class DataSettings(Settings):
     """Where prompts and answers come from."""
 
-    dataset: str = Field("self", description="self, a file (.jsonl, .json, .parquet, .txt) or a hub id")
-    dataset_split: str = "train"
+    dataset: str = Field(
+        "self", title="Training text.", description="self, a file (.jsonl, .json, .parquet, .txt) or a hub id"
+    )
+    dataset_split: str = Field("train", title="Split of a hub data set.")
     dataset_config: str | None = Field(None, description="configuration of a hub data set that has several")
-    streaming: bool = Field(False, description="read a hub data set row by row instead of downloading it first")
-    on_bad_row: Literal["skip", "fail"] = "skip"
+    streaming: bool = Field(False, title="Read a hub data set row by row.")
+    on_bad_row: Literal["skip", "fail"] = Field("skip", title="What a row that can't be used does.")
     answers_from: str = Field(
         "auto",
+        title="Who answers the prompts.",
         description="auto: the data's own answers, and the target's where it has none; self: the target's; "
         "or the URL of a server that speaks OpenAI's chat completions",
     )
@@ -129,8 +142,8 @@ class DataSettings(Settings):
     server_temperature: float = Field(0.0, ge=0, le=2)
     server_timeout: float = Field(300.0, gt=0, description="seconds to wait for a word of the server")
     server_tries: int = Field(6, ge=1, description="times a request is sent before the run stops")
-    num_samples: int = Field(2000, ge=1)
-    max_seq_length: int = Field(512, ge=16, description="tokens of prompt and answer together")
+    num_samples: int = Field(2000, ge=1, title="Samples to use.")
+    max_seq_length: int = Field(512, ge=16, title="Tokens of prompt and answer.")
     max_prompt_tokens: int = Field(96, ge=1, description="longest prompt the target writes for itself")
     max_answer_tokens: int = Field(192, ge=1)
     prompt_temperature: float = Field(1.0, ge=COLDEST)
@@ -188,11 +201,11 @@ def _server_url(text: str) -> str:
 class TrainSettings(Settings):
     """How the heads learn."""
 
-    epochs: float = Field(2.0, gt=0)
-    max_steps: int | None = Field(None, ge=1)
-    batch_size: int = Field(2048, ge=1, description="supervised positions in a step")
-    learning_rate: float = Field(2e-3, gt=0)
-    warmup_ratio: float = Field(0.03, ge=0, lt=1)
+    epochs: float = Field(2.0, gt=0, title="Passes over the data.")
+    max_steps: int | None = Field(None, ge=1, title="Stop after this many steps.")
+    batch_size: int = Field(2048, ge=1, title="Places learnt from in a step.")
+    learning_rate: float = Field(2e-3, gt=0, title="Peak learning rate.")
+    warmup_ratio: float = Field(0.03, ge=0, lt=1, title="Share of warm-up steps.")
     weight_decay: float = Field(0.0, ge=0)
     head_decay: float = Field(
         0.8,
@@ -204,13 +217,11 @@ class TrainSettings(Settings):
         None, ge=1, description="positions of a step learnt from at once, to bound memory; none: the whole step"
     )
     loss_chunk: int = Field(512, ge=1, description="positions projected to the draft vocabulary at once")
-    eval_steps: int = Field(100, ge=1)
-    save_steps: int = Field(100, ge=1)
-    decode_steps: int = Field(200, ge=0, description="decode held-out prompts every so many steps; 0: never")
-    patience: int | None = Field(
-        None, ge=1, description="stop after so many decodes without a better one, and keep the best heads; none: don't"
-    )
-    report_to: Literal["none", "wandb"] = "none"
+    eval_steps: int = Field(100, ge=1, title="Evaluate every N steps.")
+    save_steps: int = Field(100, ge=1, title="Save every N steps.")
+    decode_steps: int = Field(200, ge=0, title="Decode held-out prompts every N steps; 0: never.")
+    patience: int | None = Field(None, ge=1, title="Stop after N decodes without a better one; keep the best heads.")
+    report_to: Literal["none", "wandb"] = Field("none", title="Send curves.")
 
     @model_validator(mode="after")
     def _patience_sees_decodes(self) -> "TrainSettings":
@@ -222,7 +233,7 @@ class TrainSettings(Settings):
 class TreeSettings(Settings):
     """The tree fitted after training."""
 
-    size: int | None = Field(None, ge=0, description="nodes without the root; none: chosen from the measured costs")
+    size: int | None = Field(None, ge=0, title="Nodes of the tree. [default: what pays most here]")
     max_size: int = Field(63, ge=0)
 
 
@@ -256,8 +267,8 @@ class Recipe(Settings):
     train: TrainSettings = TrainSettings()
     tree: TreeSettings = TreeSettings()
     lora: LoraSettings | None = None
-    seed: int = Field(0, ge=0, lt=2**62)
-    output_dir: str = Field("runs/heads", min_length=1)
+    seed: int = Field(0, ge=0, lt=2**62, title="Seed of all that is random.")
+    output_dir: str = Field("runs/heads", min_length=1, title="The run's folder.")
 
     @field_validator("lora")
     @classmethod

@@ -1,40 +1,40 @@
-"""A bench's JSON document as a picture: speed, categories, tokens a step. Needs the extra `plot`."""
+"""A bench's report as a picture: speed, categories, tokens a step. Needs the extra `plot`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from medusa_cli.bench.report import ran
+from medusa_cli.bench.document import ArmFigures, Report
 from medusa_cli.plots.style import COLOURS, QUIET, check_plot_file, frame, new_figure, save
 
 
-def draw(report: dict[str, Any], file: Path) -> None:
+def draw(report: Report, file: Path) -> None:
     """Write the picture; the ending of `file` picks the format. The first arm of the report is the subject."""
     check_plot_file(file)
-    names = ran(report)
-    categories = list(report["arms"][names[0]]["categories"])
+    names = report.ran
+    categories = list(report.arms[names[0]].categories)
     several = len(categories) > 1
     figure = new_figure(11, 8.8 if several else 4.8)
     grid = figure.add_gridspec(2 if several else 1, 2)
     _speed(figure.add_subplot(grid[0, 0]), report, names)
-    _steps(figure.add_subplot(grid[0, 1]), report["arms"][names[0]], names[0])
+    _steps(figure.add_subplot(grid[0, 1]), report.arms[names[0]], names[0])
     if several:
         _categories(figure.add_subplot(grid[1, :]), report, names, categories)
-    what = f"{Path(report['model']).name} · {report['dtype']} · {report['device']} · runner {report['runner']}"
-    figure.suptitle(f"{what} · {report['threads']} threads", fontsize=13)
+    what = f"{Path(report.model).name} · {report.dtype} · {report.device} · runner {report.runner}"
+    figure.suptitle(f"{what} · {report.threads} threads", fontsize=13)
     figure.get_layout_engine().set(h_pad=0.12, w_pad=0.1)
     save(figure, file)
 
 
-def _speed(axes: Any, report: dict[str, Any], names: Sequence[str]) -> None:
+def _speed(axes: Any, report: Report, names: Sequence[str]) -> None:
     """Tokens a second of each arm, with the speed-up of the subject over it."""
-    values = [report["arms"][name]["output_throughput"] or 0.0 for name in names]
+    values = [report.arms[name].output_throughput or 0.0 for name in names]
     places = range(len(names))
     axes.barh(places, values, color=[_colour(place) for place in places], height=0.62)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
     for place, (name, value) in enumerate(zip(names, values, strict=True)):
-        ratio, spread = report["speedup"].get(name), report["speedup_spread"].get(name)
+        ratio, spread = report.speedup.get(name), report.speedup_spread.get(name)
         said = f" {value:.1f}"
         if ratio and spread:
             said += f"\n {names[0]}: {ratio:.2f}x as fast ({spread[0]:.2f}–{spread[1]:.2f})"
@@ -43,11 +43,11 @@ def _speed(axes: Any, report: dict[str, Any], names: Sequence[str]) -> None:
     frame(axes, "Speed", "tokens a second")
 
 
-def _steps(axes: Any, arm: dict[str, Any], name: str) -> None:
+def _steps(axes: Any, arm: ArmFigures, name: str) -> None:
     """How many of the subject's drafts brought 1, 2, 3, … tokens, from the share that reached each depth."""
-    reached = [1.0, *arm["spec_decode_per_position_acceptance_rates"], 0.0]
+    reached = [1.0, *arm.spec_decode_per_position_acceptance_rates, 0.0]
     shares = [here - deeper for here, deeper in zip(reached, reached[1:], strict=False)]
-    if not arm["spec_decode_num_drafts"]:
+    if not arm.spec_decode_num_drafts:
         axes.text(0.5, 0.5, "no guess was offered", ha="center", va="center", transform=axes.transAxes)
         shares = []
     places = range(1, len(shares) + 1)
@@ -56,18 +56,18 @@ def _steps(axes: Any, arm: dict[str, Any], name: str) -> None:
         axes.text(place, 100 * share, f"{share:.0%}", ha="center", va="bottom", fontsize=9)
     axes.set_xticks(list(places))
     axes.margins(y=0.12)
-    mean = arm["tokens_per_step"]
+    mean = arm.tokens_per_step
     title = "Tokens a step" if mean is None else f"Tokens a step: {mean:.2f} on average"
     frame(axes, title, f"tokens gained in a step of {name}, bonus token counted", grid="y")
     axes.set_ylabel("% of steps", color=QUIET)
 
 
-def _categories(axes: Any, report: dict[str, Any], names: Sequence[str], categories: Sequence[str]) -> None:
+def _categories(axes: Any, report: Report, names: Sequence[str], categories: Sequence[str]) -> None:
     """Tokens a second of each arm in each category."""
     width = 0.8 / len(names)
     for number, name in enumerate(names):
-        cells = report["arms"][name]["categories"]
-        values = [cells.get(category, {}).get("output_throughput") or 0.0 for category in categories]
+        cells = report.arms[name].categories
+        values = [cells[category].output_throughput or 0.0 for category in categories]
         places = [place + (number - (len(names) - 1) / 2) * width for place in range(len(categories))]
         axes.bar(places, values, width * 0.92, label=name, color=_colour(number))
     tilted = len(categories) > 8

@@ -5,12 +5,24 @@ from dataclasses import dataclass, field
 
 from medusa_cli.bench.baselines import Reply, StopRule
 from medusa_cli.bench.compare import Comparison, compare
+from medusa_cli.bench.document import Run
 from medusa_cli.bench.prompt_set import BenchPrompt
 from medusa_cli.bench.report import Setup
 from medusa_cli.bench.run import Plan, Trial, run_bench
 
 STOP = 2
 RULE = StopRule(frozenset({STOP}), max_new_tokens=100, context_limit=None)
+RUN = Run(
+    date="2026-01-01T00:00:00+00:00",
+    machine="none",
+    versions={},
+    command="medusa bench",
+    prompts="0",
+    num_prompts=1,
+    max_new_tokens=100,
+    batch_size=1,
+    repeats=1,
+)
 SETUP = Setup(model="tiny", dtype="float32", device="cpu", runner="eager", threads=1)
 
 

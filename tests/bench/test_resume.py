@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from medusa_cli.bench import resume
+from medusa_cli.bench.document import Report
 from medusa_cli.bench.origin import Origin
 from medusa_cli.bench.resume import BenchFolder, KeptTrials
 from medusa_cli.bench.run import Trial, run_bench
@@ -142,7 +143,7 @@ def test_a_mark_that_was_spoilt_is_told_in_one_line(tmp_path: Path, change: dict
 @pytest.mark.parametrize("report", [{"a": 1}, {"arms": []}, {"arms": {}, "verdict": None}])
 def test_a_report_that_was_spoilt_is_told(tmp_path: Path, report: dict[str, object]) -> None:
     folder = _claimed(tmp_path)
-    folder.finish(report)
+    (folder.path / "bench.json").write_text(json.dumps(report))
     with pytest.raises(FormatError, match="is no report of a bench") as caught:
         assert folder.report
     assert "delete it" in caught.value.hint
@@ -221,8 +222,10 @@ def test_the_report_of_a_run_that_ended_is_found(tmp_path: Path) -> None:
     assert folder.report is None
     report = _report(tmp_path)
     report["run"]["contention"] = {"waiting": 0.4, "stolen": None, "load_average": 2.5, "cores": 2, "busy": True}
-    folder.finish(report)
-    assert json.dumps(BenchFolder(tmp_path / "b", ASKED).report) == json.dumps(report), "no figure is lost"
+    folder.finish(Report.model_validate(report))
+    found = BenchFolder(tmp_path / "b", ASKED).report
+    assert found is not None
+    assert json.dumps(found.document()) == json.dumps(report), "no figure is lost"
     (tmp_path / "b" / "bench.json").write_text("{")
     with pytest.raises(FormatError, match="bench.json can't be read"):
         assert folder.report

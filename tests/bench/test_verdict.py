@@ -7,7 +7,7 @@ import pytest
 
 from medusa_cli.bench.report import Setup, build_report
 from medusa_cli.bench.run import Trial
-from tests.bench.fakes_bench import SETUP, FakeClock, alike, reply, timed
+from tests.bench.fakes_bench import RUN, SETUP, FakeClock, alike, reply, timed
 
 COMPILED = "--runner compiled"
 
@@ -25,7 +25,7 @@ def verdict(
     mine = reply([2] * 5, num_nodes, time_split=split or {})
     trials = timed(FakeClock(), {subject: [mine], "greedy": [reply([1] * 10)]}, {subject: ours, "greedy": theirs})
     same = alike([replace(trial, arm="medusa") if trial.arm == subject else trial for trial in trials])
-    return build_report(replace(setup, **changes), trials, subject, same, [])["verdict"]
+    return build_report(replace(setup, **changes), trials, subject, same, [], RUN).verdict
 
 
 def slow(**changes: Any) -> str:
@@ -46,8 +46,8 @@ def test_a_faster_run_that_mostly_guesses_says_so() -> None:
 
 
 def test_a_faster_run_that_mostly_reads_prompts_says_so() -> None:
-    said = verdict(ours=10, theirs=30, split={"draft": 1.0, "verify": 3.0})
-    assert "the rest (prompts, bookkeeping) takes 60 % of the time, guessing 10 %." in said
+    said = verdict(ours=10, theirs=30, split={"prefill": 5.0, "draft": 1.0, "verify": 3.0})
+    assert "reading prompts takes 50 % of the time, guessing 10 %." in said
 
 
 def test_where_parts_are_not_timed_no_part_is_blamed() -> None:
@@ -105,13 +105,13 @@ def test_a_step_that_brings_a_little_more_than_it_costs_is_not_said_to_cost_more
             {"medusa": seconds, "greedy": 10.2},
         )
         trials += [replace(trial, repeat=len(trials) // 2) for trial in mine]
-    said = build_report(SETUP, trials, "medusa", alike(trials), [])["verdict"]
+    said = build_report(SETUP, trials, "medusa", alike(trials), [], RUN).verdict
     assert said.startswith("no clear difference: medusa is 1.02x as fast")
     assert "about what it brings" in said
 
 
 def test_a_slow_run_that_mostly_reads_prompts_is_advised_longer_replies() -> None:
-    said = verdict(split={"draft": 1.0, "verify": 5.0})
+    said = verdict(split={"prefill": 9.0, "draft": 1.0, "verify": 5.0})
     assert "70 % of the time goes to reading prompts and bookkeeping" in said
     assert "--max-new-tokens" in said
 
@@ -141,7 +141,7 @@ def categories(speeds: dict[str, float]) -> str:
         )
         for trial in trials
     ]
-    return build_report(SETUP, placed, "medusa", alike(placed), [])["verdict"]
+    return build_report(SETUP, placed, "medusa", alike(placed), [], RUN).verdict
 
 
 def test_categories_in_which_plain_decoding_is_faster_are_named() -> None:

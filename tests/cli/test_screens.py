@@ -13,7 +13,7 @@ from medusa_cli.cli import drawing
 from medusa_cli.cli.app import COMMANDS, main
 from medusa_cli.cli.console import Console
 from medusa_cli.config.catalog import recipes
-from tests.bench.fakes_bench import SETUP, FakeClock, reply, timed
+from tests.bench.fakes_bench import RUN, SETUP, FakeClock, reply, timed
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 TALK = "loss 2.345  heads 0.45 0.31 0.22  1.62 tokens a step, 1.13x  12,345 tokens/s"
@@ -87,7 +87,7 @@ def test_the_table_of_a_bench_fits_and_breaks_no_word(columns: int, capsys: Any)
     names = ("mixed", "greedy", "hf-greedy@float32", "hf-greedy@bfloat16", "hf-prompt-lookup", "llama-cpp")
     seconds = dict.fromkeys(names, 11.0) | {"mixed": 5.0}
     trials = timed(FakeClock(), {name: [reply([1] * 11)] * 3 for name in names}, seconds)
-    report = build_report(SETUP, trials, "mixed", compare(trials, "mixed", "float32", lambda ids: None), [])
+    report = build_report(SETUP, trials, "mixed", compare(trials, "mixed", "float32", lambda ids: None), [], RUN)
     shown = table(report)
     Console().table(shown.headers, shown.rows, spare=shown.spare)
     seen = capsys.readouterr()

@@ -15,8 +15,10 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from medusa_cli.bench.compare import Divergence
+from medusa_cli.bench.document import Report
 from medusa_cli.bench.report import Table, markdown
-from medusa_cli.bench.results import Column, DivergenceResult, Result, columns, read_result
+from medusa_cli.bench.results import Column, columns, read_result
 from medusa_cli.errors import FormatError, MedusaError
 from medusa_cli.util.files import write_atomically
 from tests.benchmarks import step_speed
@@ -55,7 +57,7 @@ def _titles(found: Sequence[Column]) -> list[str]:
         "machine": [one.run.machine for one in firsts],
     }
     told = [values for values in facts.values() if len(set(values)) > 1]
-    names = [", ".join([one.subject, one.runner, *rest]) for one, *rest in zip(firsts, *told, strict=True)]
+    names = [", ".join([one.ours, one.runner, *rest]) for one, *rest in zip(firsts, *told, strict=True)]
     doubled = {name for name in names if names.count(name) > 1}
     return [
         f"{name}, beside {' and '.join(one.kinds)}" if name in doubled else name
@@ -141,7 +143,7 @@ def _partings(one: Column, near_ties: str | None) -> list[str]:
 def near_ties_csv(found: Sequence[Column]) -> str:
     """Every near tie, a line each: prompt, arm, token, gap."""
     rows = {(row.id, row.arm): row for one in found for arm in one.first.others for row in one.divergences(arm)}
-    ties: list[DivergenceResult] = [rows[key] for key in sorted(rows) if rows[key].verdict == "near-tie"]
+    ties: list[Divergence] = [rows[key] for key in sorted(rows) if rows[key].verdict == "near-tie"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(("prompt", "arm", "token", "gap"))
@@ -168,7 +170,7 @@ def write_page(files: Sequence[Path], page: Path, near_ties: Path | None) -> lis
     shapes = [file for file in files if not file.is_dir() and step_speed.is_document(file)]
     if len(shapes) > 1:
         raise FormatError(f"{shapes[0]} and {shapes[1]} both are measurements of a shape", "name one of them")
-    results: list[tuple[Path, Result]] = [(file, read_result(file)) for file in files if file not in shapes]
+    results: list[tuple[Path, Report]] = [(file, read_result(file)) for file in files if file not in shapes]
     found = columns(results)
     sections = {"speed": speed_section(found, _link(near_ties, page))} if found else {}
     if shapes:

@@ -9,6 +9,7 @@ import pytest
 
 from medusa_cli.bench.baselines import Reply
 from medusa_cli.bench.compare import Comparison, Divergence, Same, compare
+from medusa_cli.bench.document import Run
 from medusa_cli.bench.report import Setup, build_report
 from medusa_cli.bench.results import columns, read_result
 from medusa_cli.bench.run import Trial
@@ -57,8 +58,10 @@ def write_result(
         comparison = Comparison({name: same for name, same in arms.items() if name != "medusa"}, divergences)
     else:
         comparison = compare(trials, "medusa", "float32", no_margin)
-    report = build_report(Setup("tiny", "float32", "cpu", runner, 2), trials, "medusa", comparison, [])
-    file.write_text(json.dumps({**report, "run": {**RUN, **run}}))
+    report = build_report(
+        Setup("tiny", "float32", "cpu", runner, 2), trials, "medusa", comparison, [], Run(**{**RUN, **run})
+    )
+    file.write_text(json.dumps(report.document()))
     return file
 
 
@@ -182,7 +185,7 @@ def test_a_mismatch_is_told(doc: Path, tmp_path: Path) -> None:
 
 def test_a_folder_of_a_bench_stands_for_its_result_and_one_that_has_not_ended_is_named(tmp_path: Path) -> None:
     write_result(tmp_path / "bench.json", {"medusa": 1.0, "greedy": 2.0})
-    assert read_result(tmp_path).subject == "medusa"
+    assert read_result(tmp_path).ours == "medusa"
     (tmp_path / "bench.json").unlink()
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(FormatError, match="has not ended") as caught:

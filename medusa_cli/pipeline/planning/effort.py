@@ -3,7 +3,6 @@
 Nothing is written anywhere. Shape letters: B rows or places, K heads, V rows of the output matrix, H hidden.
 """
 
-import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from medusa_cli.train.loop import make_optimizer
 from medusa_cli.train.loss import score_and_learn
 from medusa_cli.trees.tree import TokenTree
 from medusa_cli.util.threads import threads_to_share
+from medusa_cli.util.timing import interleaved
 
 PREFILL_ROWS, PREFILL_TOKENS = 8, 32
 STEPS, PLACES = 3, 512
@@ -112,12 +112,7 @@ def _learning(recipe: Recipe, heads: Heads) -> float:
 
 def _median(device: torch.device, work: Callable[[], object], times: int) -> float:
     """Median seconds of `times` runs of `work`, after one that warms up."""
-    seconds = []
-    for _ in range(times + 1):
-        begun = now(device)
-        work()
-        seconds.append(now(device) - begun)
-    return statistics.median_low(seconds[1:])
+    return interleaved({"work": work}, lambda: now(device), rounds=times)["work"].median
 
 
 @contextmanager
