@@ -13,10 +13,9 @@ from medusa_cli.acceptance.typical import Typical
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.adaptive import WatchedDrafter
-from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
-from medusa_cli.drafters.hydra import DynamicHydraDrafter, HydraDrafter, HydraGuesses
+from medusa_cli.drafters.hydra import HydraDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
-from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadGuesses, Source, is_source
+from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadsDrafter, Source, is_source
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.drafters.step_costs import Pace
 from medusa_cli.errors import FormatError, RecipeError
@@ -159,10 +158,11 @@ def heads_folder(choice: DrafterChoice, model: str) -> Path | None:
 
 def in_shape(heads: Heads, shape: TokenTree | DynamicShape) -> Drafter:
     """Heads that draft in this shape."""
-    if isinstance(shape, DynamicShape):
-        return DynamicHydraDrafter(heads.by_level(), shape) if heads.sees_path else DynamicMedusaDrafter(heads, shape)
-    if shape.num_nodes == 1:
-        return NoDrafter()
+    return NoDrafter() if isinstance(shape, TokenTree) and shape.num_nodes == 1 else _drafting(heads, shape)
+
+
+def _drafting(heads: Heads, shape: TokenTree | DynamicShape) -> HeadsDrafter:
+    """Heads of either kind, in a shape with nodes."""
     return HydraDrafter(heads.by_level(), shape) if heads.sees_path else MedusaDrafter(heads, shape)
 
 
@@ -176,7 +176,7 @@ def _gathering(choice: DrafterChoice, heads: Heads | None, target: Target) -> Dr
         return _while_it_pays(choice, cast(Drafter, made))
     sources = [] if made is None else [cast(Source, made)]
     if heads is not None:
-        sources.insert(0, HydraGuesses(heads.by_level(), size) if heads.sees_path else HeadGuesses(heads, size))
+        sources.insert(0, _drafting(heads, DynamicShape(size)))
     costs = step_costs(target) if choice.speculate == "auto" else None
     pace = Pace(costs.seconds, costs.laps) if costs else None
     return GatheredDrafter(sources, Budget(size, pace), choice.name or "mixed")

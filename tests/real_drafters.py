@@ -8,12 +8,14 @@ from itertools import count
 
 from medusa_cli.contracts import Context, Drafter
 from medusa_cli.drafters.adaptive import WatchedDrafter
-from medusa_cli.drafters.hydra import HydraGuesses
-from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadGuesses
+from medusa_cli.drafters.hydra import HydraDrafter
+from medusa_cli.drafters.medusa import MedusaDrafter
+from medusa_cli.drafters.mixed import Budget, GatheredDrafter
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.step_costs import Pace
 from medusa_cli.drafters.trie import ROOT, Trie
 from medusa_cli.model.target import Target
+from medusa_cli.trees.dynamic import DynamicShape
 from tests.drafters.test_dynamic_drafter import random_heads
 from tests.drafters.test_hydra import hydra_heads
 from tests.fakes import SHAPES, WIDE_PATHS, RandomDrafter, following
@@ -61,12 +63,16 @@ def mixed(target: Target, texts: Texts) -> Drafter:
     """Heads and n-grams under a budget that goes by a pace, and a source that is right now and then."""
     known = KnownGuesses(texts, right=(3, 1, 0, 2))
     budget = Budget(9, Pace({1: 1.0, 4: 1.2, 16: 1.9}))
-    return GatheredDrafter([HeadGuesses(random_heads(target), 6), Ngrams(), known], budget, clock=_clock())
+    return GatheredDrafter(
+        [MedusaDrafter(random_heads(target), DynamicShape(6)), Ngrams(), known], budget, clock=_clock()
+    )
 
 
 def hydra_mixed(target: Target, texts: Texts) -> Drafter:
     known = KnownGuesses(texts, right=(2, 3, 1))
-    return GatheredDrafter([HydraGuesses(hydra_heads(output=target.output_weight), 6), Ngrams(), known], Budget(16))
+    return GatheredDrafter(
+        [HydraDrafter(hydra_heads(output=target.output_weight), DynamicShape(6)), Ngrams(), known], Budget(16)
+    )
 
 
 def watched(target: Target, texts: Texts) -> Drafter:

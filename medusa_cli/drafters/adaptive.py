@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from medusa_cli.contracts import Context, Draft, Drafter
-from medusa_cli.drafters.step_times import Lap, Laps
+from medusa_cli.drafters.step_costs import Lap, Laps
 from medusa_cli.trees.tree import TokenTree
 
 PLAIN_EVERY, PLAIN_STEPS = 48, 2  # while guessing pays, so many plain steps after so many others say what these cost

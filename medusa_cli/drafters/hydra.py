@@ -21,26 +21,38 @@ RANKS = 8  # guesses of each
 
 
 class HydraDrafter:
-    """Each level of a fixed tree is guessed in view of the one above."""
+    """Each level is guessed in view of the one above; a source of guesses as well.
 
-    name = "hydra"
+    With a dynamic shape, easy places get deep trees, hard ones shallow trees, or none.
+    """
 
-    def __init__(self, heads: PathHeads, tree: TokenTree) -> None:
-        """Raises TreeError when the tree needs a head or rank that isn't there."""
-        tree.check_fits(heads.config.num_heads, heads.config.draft_vocab)
+    def __init__(self, heads: PathHeads, shape: TokenTree | DynamicShape) -> None:
+        """Raises TreeError when a fixed tree needs a head or rank that isn't there."""
+        self.name = heads.config.type
         self.heads = heads
-        self.tree = tree
-        self.size = tree.num_nodes - 1
-        self._levels = _levels(tree)
+        self.shape = shape
+        self._levels: list[_Level] = []
+        if isinstance(shape, TokenTree):
+            shape.check_fits(heads.config.num_heads, heads.config.draft_vocab)
+            self.size = shape.num_nodes - 1
+            self._levels = _levels(shape)
+        else:
+            self.size = shape.size
 
     def start(self, context: Context) -> None:
         """Heads remember nothing between steps."""
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
-        """The tree, filled from the root down; siblings are distinct because ranks are."""
+        """The fixed tree, or each row's likeliest paths; siblings are distinct because ranks are."""
+        if isinstance(self.shape, TokenTree):
+            return self._filled(context, self.shape)
+        return likeliest(guesses(self.heads, context.hidden_BH, context.root_B, self.size), self.shape)
+
+    def _filled(self, context: Context, tree: TokenTree) -> Draft:
+        """The tree, filled from the root down."""
         num_rows, device = len(context.root_B), context.root_B.device
-        tokens_BN = context.root_B[:, None].repeat(1, self.tree.num_nodes)
+        tokens_BN = context.root_B[:, None].repeat(1, tree.num_nodes)
         walk = Walk(self.heads, context.hidden_BH, context.root_B)
         for level in self._levels:
             best_BMR = walk.logits().topk(level.num_ranks, dim=-1).indices
@@ -48,38 +60,7 @@ class HydraDrafter:
             tokens_BN[:, level.nodes] = ids_BM
             if not level.last:
                 walk.down(torch.tensor(level.parents, device=device).expand(num_rows, -1), ids_BM)
-        return Draft(tokens_BN, self.tree.to(device))
-
-
-class DynamicHydraDrafter:
-    """Easy places get deep trees, hard ones shallow trees, or none."""
-
-    name = "hydra"
-
-    def __init__(self, heads: PathHeads, shape: DynamicShape) -> None:
-        self.heads = heads
-        self.shape = shape
-        self.size = shape.size
-
-    def start(self, context: Context) -> None:
-        """Heads remember nothing between steps."""
-
-    @torch.inference_mode()
-    def propose(self, context: Context) -> Draft:
-        """Each row's likeliest paths under its root."""
-        found = guesses(self.heads, context.hidden_BH, context.root_B, self.size)
-        return likeliest(found, self.shape)
-
-
-class HydraGuesses:
-    """Hydra heads as a source of guesses that are gathered on the host."""
-
-    def __init__(self, heads: PathHeads, size: int) -> None:
-        self.heads = heads
-        self.size = size
-
-    def start(self, context: Context) -> None:
-        """Heads remember nothing between steps."""
+        return Draft(tokens_BN, tree.to(device))
 
     def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """The candidates of each row; heads are asked what follows a guess only where that could pay."""

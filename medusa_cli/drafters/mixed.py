@@ -1,21 +1,17 @@
 """A drafter of guesses that are gathered on the host, from one source or several, under one budget of nodes.
 
 `ngram` is this with one source; `mixed` adds the heads. Whoever can guess tokens can be a source.
-Shape letters: B rows, K heads, R ranks.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
-from math import exp
 from typing import Protocol
 
 import torch
 
-from medusa_cli.contracts import Context, Draft, DraftHeads
-from medusa_cli.drafters.step_costs import Pace
-from medusa_cli.drafters.step_times import Lap, Laps, LapTimes
-from medusa_cli.drafters.trie import ROOT, Picked, Trie, draft_of
+from medusa_cli.contracts import Context, Draft, Drafter
+from medusa_cli.drafters.step_costs import Lap, Laps, LapTimes, Pace
+from medusa_cli.drafters.trie import Picked, Trie, draft_of
 
 # steps from a plain one to the next, and between tries of more guesses than seem to pay: soon at first, then rarely
 PLAIN_FIRST, PLAIN_EVERY = 8, 64
@@ -34,6 +30,10 @@ class Source(Protocol):
 
     def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """Guesses for the tokens after each row's root; those with a chance below `floor` may be left out."""
+
+
+class HeadsDrafter(Drafter, Source, Protocol):
+    """Heads in a shape draft by themselves, and are a source among others."""
 
 
 def is_source(part: object) -> bool:
@@ -176,41 +176,3 @@ class GatheredDrafter:
         self._num_nodes = len(tries) * (count + 1)
         picked = [Picked(trie, nodes[:count]) for trie, nodes in zip(tries, likeliest, strict=True)]
         return draft_of(picked, context.root_B.device)
-
-
-class HeadGuesses:
-    """Medusa heads as a source: the likeliest paths by the product of the heads' chances."""
-
-    def __init__(self, heads: DraftHeads, size: int) -> None:
-        self.heads = heads
-        self.size = size
-        self.num_ranks = min(size, heads.config.draft_vocab)
-
-    def start(self, context: Context) -> None:
-        """Heads remember nothing between steps."""
-
-    def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
-        """The `size` likeliest paths of each row."""
-        logits_BKW = self.heads(self.heads.inputs(context.hidden_BH, context.root_B[:, None]))
-        best = logits_BKW.float().log_softmax(-1).topk(self.num_ranks, dim=-1)
-        ids_BKR = self.heads.to_target_ids(best.indices).tolist()
-        for trie, ids_KR, logp_KR in zip(tries, ids_BKR, best.values.tolist(), strict=True):
-            _add_likeliest(trie, ids_KR, logp_KR, self.size, floor)
-
-
-def _add_likeliest(
-    trie: Trie, ids_KR: Sequence[Sequence[int]], logp_KR: Sequence[Sequence[float]], size: int, floor: float
-) -> None:
-    """Best-first: after a path come its next sibling and its first child, neither of which is likelier."""
-    waiting = [(-logp_KR[0][0], 0, 0, ROOT, 0.0)]  # (cost, head, rank, parent, log-chance of the parent)
-    for _ in range(size):
-        if not waiting:
-            return
-        cost, head, rank, parent, before = heappop(waiting)
-        if exp(-cost) < floor:
-            return
-        node = trie.add_guess(parent, ids_KR[head][rank], exp(-cost))
-        if rank + 1 < len(ids_KR[head]):
-            heappush(waiting, (-(before + logp_KR[head][rank + 1]), head, rank + 1, parent, before))
-        if head + 1 < len(ids_KR):
-            heappush(waiting, (cost - logp_KR[head + 1][0], head + 1, 0, node, -cost))

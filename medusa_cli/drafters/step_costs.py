@@ -1,20 +1,73 @@
-"""Step costs as decoding sees them: measured once, doubted from the first step on. Budgets decide by it.
+"""Step costs as decoding sees them: measured once, doubted from the first step on. Budgets decide by them.
 
-It knows no model and no draft, and is told the time.
+A lap is what a step took and brought, as seen by a drafter: from one time that it is asked to the next. No model and
+no draft is known here, and the time is told.
 """
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
-from statistics import median_low
+from statistics import median, median_low
+
+from medusa_cli.contracts import Context
 
 LATEST = 9  # steps of a size whose middle one says what it costs: an interruption says nothing
 LEVEL = 5  # and steps of sizes that are known by now, whose middle one says how busy the machine is
 KNOWN = 2  # steps of a size that make it known
 SLOWLY = 0.02  # weight of the latest step in how fast the text grows
 OUTLIER = 3.0  # a step that took more than this many times its cost was interrupted; that says nothing
+NEAR = 512  # tokens before a step, up to which it is like those that costs are measured at
+ENOUGH = 3  # steps of a size that say what it takes
 FEW, EACH = 2, 2  # nodes of a row until steps confirm the costs: twice as many after every so many steps with guesses
+
+
+@dataclass(frozen=True)
+class Lap:
+    """Seconds of a step, and tokens that it brought a row on average; near: of one row, with a short text before."""
+
+    seconds: float
+    tokens: float
+    near: bool = False
+
+
+class Laps:
+    """Asked once a step, before anything is guessed."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._begun: float | None = None
+        self._num_tokens = 0
+
+    def restart(self) -> None:
+        """Rows are other ones than before: what the last step brought can't be told any more."""
+        self._begun = None
+
+    def lap(self, context: Context) -> Lap | None:
+        """The step that ends here, and the next begins; None when there was none with these rows."""
+        now, num_tokens = self._clock(), sum(map(len, context.tokens))
+        last = None
+        if self._begun is not None:
+            near = len(context.tokens) == 1 and num_tokens <= NEAR
+            last = Lap(now - self._begun, (num_tokens - self._num_tokens) / len(context.tokens), near)
+        self._begun, self._num_tokens = now, num_tokens
+        return last
+
+
+class LapTimes:
+    """What steps took in this run by the nodes they verified, where that can be held against measured costs."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, list[float]] = {}
+
+    def add(self, nodes: int, lap: Lap) -> None:
+        """A step more."""
+        if lap.near:
+            self._seconds.setdefault(nodes, []).append(lap.seconds)
+
+    def medians(self) -> dict[int, float]:
+        """By nodes, of sizes that were seen often enough."""
+        return {nodes: median(seen) for nodes, seen in self._seconds.items() if len(seen) >= ENOUGH}
 
 
 class Pace:

@@ -13,7 +13,6 @@ from medusa_cli.acceptance.typical import Typical
 from medusa_cli.contracts import AcceptanceRule
 from medusa_cli.decode.loop import Parts, collect, decode
 from medusa_cli.decode.rows import Limits
-from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.tree import TokenTree
@@ -32,7 +31,7 @@ def test_heads_of_any_quality_leave_the_text_as_it_is(num_rows: int, draft_ids: 
 @pytest.mark.parametrize("floor", [0.0, 0.002])
 @pytest.mark.parametrize("num_rows", [1, 3])
 def test_trees_that_change_with_every_row_and_step_leave_the_text_as_it_is(num_rows: int, floor: float) -> None:
-    parts = Parts(TARGET(), DynamicMedusaDrafter(random_heads(list(range(VOCAB))), DynamicShape(9, floor)), Greedy())
+    parts = Parts(TARGET(), MedusaDrafter(random_heads(list(range(VOCAB))), DynamicShape(9, floor)), Greedy())
     found = collect(parts, TEXTS().prompts, Limits(NUM_NEW), num_rows)
     assert [each.token_ids for each in found] == TEXTS().wanted(3)
 

@@ -7,7 +7,7 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.contracts import Context
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
+from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.errors import TreeError
 from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.medusa import MedusaHeads
@@ -46,7 +46,7 @@ def context_of(num_rows: int, hidden_size: int) -> Context:
 def test_the_text_is_the_plain_one_whatever_the_heads_believe(floor: float, max_rows: int) -> None:
     texts = known("llama")
     target = target_of(tiny_model("llama"))
-    drafter = DynamicMedusaDrafter(random_heads(target), DynamicShape(9, floor))
+    drafter = MedusaDrafter(random_heads(target), DynamicShape(9, floor))
     found = collect(Parts(target, drafter, Greedy()), texts.prompts, Limits(NUM_NEW), max_rows)
     for one, prompt, text in zip(found, texts.prompts, texts.texts, strict=True):
         assert one.token_ids == text[len(prompt) : len(prompt) + NUM_NEW]
@@ -56,7 +56,7 @@ def test_the_nodes_are_the_likeliest_paths_of_each_row() -> None:
     target = target_of(tiny_model("llama"))
     heads = random_heads(target)
     context = context_of(2, target.hidden_size)
-    draft = DynamicMedusaDrafter(heads, DynamicShape(6)).propose(context)
+    draft = MedusaDrafter(heads, DynamicShape(6)).propose(context)
     logp_BKW = heads(heads.inputs(context.hidden_BH, context.root_B[:, None])).log_softmax(-1)
     for row in range(2):
         first = logp_BKW[row, 0].argmax()
@@ -73,7 +73,7 @@ def test_a_high_floor_leaves_the_root_alone_and_a_lower_one_more_nodes() -> None
     target = target_of(tiny_model("llama"))
     heads, context = random_heads(target), context_of(3, target.hidden_size)
     sizes = [
-        DynamicMedusaDrafter(heads, DynamicShape(9, floor)).propose(context).tree.num_nodes
+        MedusaDrafter(heads, DynamicShape(9, floor)).propose(context).tree.num_nodes
         for floor in (0.9999, 0.2, 0.02, 0.0)
     ]
     assert sizes[0] == 1

@@ -10,7 +10,7 @@ from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.beam import Walk, candidates
-from medusa_cli.drafters.hydra import BEAM, DynamicHydraDrafter, HydraDrafter, HydraGuesses, guesses
+from medusa_cli.drafters.hydra import BEAM, HydraDrafter, guesses
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.trie import Trie
@@ -113,7 +113,7 @@ def test_with_a_wide_beam_the_nodes_are_the_likeliest_of_all_paths() -> None:
 
 def test_the_tree_of_a_step_is_the_likeliest_candidates_with_their_parents() -> None:
     heads, context = hydra_heads(), context_of(3, HIDDEN)
-    draft = DynamicHydraDrafter(heads, DynamicShape(6)).propose(context)
+    draft = HydraDrafter(heads, DynamicShape(6)).propose(context)
     found = guesses(heads, context.hidden_BH, context.root_B, 6)
     for row in range(3):
         wanted = found.logp_BC[row].sort(descending=True).values[:7]
@@ -130,7 +130,7 @@ def test_the_tree_of_a_step_is_the_likeliest_candidates_with_their_parents() -> 
 
 def test_unlikely_candidates_are_left_out() -> None:
     heads, context = hydra_heads(), context_of(3, HIDDEN)
-    draft = DynamicHydraDrafter(heads, DynamicShape(12, 0.2)).propose(context)
+    draft = HydraDrafter(heads, DynamicShape(12, 0.2)).propose(context)
     found = guesses(heads, context.hidden_BH, context.root_B, 12)
     likely = (found.logp_BC >= torch.tensor(0.2).log()).sum(1)
     assert draft.tree.real_XN.sum(1).tolist() == likely.tolist()
@@ -152,7 +152,7 @@ def test_heads_are_asked_what_follows_a_guess_only_where_that_could_pay() -> Non
     asked = guesses(heads, context.hidden_BH, context.root_B, 12, floor)
     assert len(asked.depths_C) < len(everything.depths_C)
     tries = [Trie(int(root)) for root in context.root_B]
-    HydraGuesses(heads, 12).add_guesses(context, tries, floor)
+    HydraDrafter(heads, DynamicShape(12)).add_guesses(context, tries, floor)
     for row, trie in enumerate(tries):
         wanted = sorted(chance for chance in chances_BC[row].tolist() if chance >= floor)
         assert sorted(trie.chances) == pytest.approx(wanted)
@@ -167,9 +167,9 @@ def test_the_text_is_the_plain_one(kind: str, max_rows: int) -> None:
     heads = hydra_heads(output=target.output_weight)
     drafter = {
         "fixed": lambda: HydraDrafter(heads, TokenTree.from_paths(PATHS)),
-        "dynamic": lambda: DynamicHydraDrafter(heads, DynamicShape(9, 0.05)),
-        "gathered": lambda: GatheredDrafter([HydraGuesses(heads, 6)], Budget(6)),
-        "mixed": lambda: GatheredDrafter([HydraGuesses(heads, 6), Ngrams()], Budget(9)),
+        "dynamic": lambda: HydraDrafter(heads, DynamicShape(9, 0.05)),
+        "gathered": lambda: GatheredDrafter([HydraDrafter(heads, DynamicShape(6))], Budget(6)),
+        "mixed": lambda: GatheredDrafter([HydraDrafter(heads, DynamicShape(6)), Ngrams()], Budget(9)),
     }[kind]()
     found = collect(Parts(target, drafter, Greedy()), texts.prompts, Limits(NUM_NEW), max_rows)
     assert [each.token_ids for each in found] == texts.wanted(3)
@@ -177,10 +177,10 @@ def test_the_text_is_the_plain_one(kind: str, max_rows: int) -> None:
 
 def test_gathered_guesses_are_the_candidates() -> None:
     heads, context = hydra_heads(), context_of(2, HIDDEN)
-    ours = GatheredDrafter([HydraGuesses(heads, 6)], Budget(6)).propose(
+    ours = GatheredDrafter([HydraDrafter(heads, DynamicShape(6))], Budget(6)).propose(
         Context([[1, int(root)] for root in context.root_B], context.root_B, context.hidden_BH)
     )
-    theirs = DynamicHydraDrafter(heads, DynamicShape(6)).propose(context)
+    theirs = HydraDrafter(heads, DynamicShape(6)).propose(context)
     for row in range(2):
         assert {tuple(path_of(ours, row, node)) for node in range(7)} == {
             tuple(path_of(theirs, row, node)) for node in range(7)

@@ -20,7 +20,7 @@ class FakeHeads:
     """Linear heads over a draft vocabulary of six of the target's tokens."""
 
     def __init__(self) -> None:
-        self.config = SimpleNamespace(num_heads=HEADS, draft_vocab=DRAFT_VOCAB)
+        self.config = SimpleNamespace(type="medusa", num_heads=HEADS, draft_vocab=DRAFT_VOCAB)
         self.weight_KWH = torch.randn(HEADS, DRAFT_VOCAB, HIDDEN)
 
     def inputs(self, hidden: Tensor, roots: Tensor) -> Tensor:

@@ -7,11 +7,10 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.contracts import Context
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.drafters.dynamic import DynamicMedusaDrafter
-from medusa_cli.drafters.mixed import PLAIN_EVERY, Budget, GatheredDrafter, HeadGuesses, Source
+from medusa_cli.drafters.medusa import MedusaDrafter
+from medusa_cli.drafters.mixed import PLAIN_EVERY, Budget, GatheredDrafter, Source
 from medusa_cli.drafters.ngram import Ngrams
-from medusa_cli.drafters.step_costs import Pace
-from medusa_cli.drafters.step_times import Lap, LapTimes
+from medusa_cli.drafters.step_costs import Lap, LapTimes, Pace
 from medusa_cli.drafters.trie import Trie
 from medusa_cli.trees.dynamic import DynamicShape
 from tests.drafters.test_dynamic_drafter import context_of, random_heads
@@ -36,7 +35,7 @@ def after_its_plain_step(budget: Budget) -> Budget:
 
 
 def sources(kind: str, target) -> list[Source]:
-    heads = HeadGuesses(random_heads(target), 6)
+    heads = MedusaDrafter(random_heads(target), DynamicShape(6))
     return {"ngram": [Ngrams()], "heads": [heads], "mixed": [heads, Ngrams()]}[kind]
 
 
@@ -65,8 +64,8 @@ def test_a_text_that_repeats_itself_is_copied_in_long_steps() -> None:
 def test_the_heads_paths_are_those_of_the_dynamic_tree() -> None:
     target = target_of(tiny_model("llama"))
     heads, context = random_heads(target), context_of(3, target.hidden_size)
-    ours = GatheredDrafter([HeadGuesses(heads, 6)], Budget(6)).propose(context)
-    theirs = DynamicMedusaDrafter(heads, DynamicShape(6)).propose(context)
+    ours = GatheredDrafter([MedusaDrafter(heads, DynamicShape(6))], Budget(6)).propose(context)
+    theirs = MedusaDrafter(heads, DynamicShape(6)).propose(context)
     for row in range(3):
         assert texts_of(ours, row) == texts_of(theirs, row)
 

@@ -13,8 +13,7 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
 from medusa_cli.drafters.ngram import Ngrams
-from medusa_cli.drafters.step_costs import Pace
-from medusa_cli.drafters.step_times import Lap
+from medusa_cli.drafters.step_costs import Lap, Pace
 from medusa_cli.trees.build import never_falling
 from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from medusa_cli.contracts import Context
-from medusa_cli.drafters.hydra import DynamicHydraDrafter
+from medusa_cli.drafters.hydra import HydraDrafter
 from medusa_cli.train.corpus import Examples
 from medusa_cli.train.dynamic_replay import beliefs_at
 from medusa_cli.train.measure import rank_places
@@ -26,7 +26,7 @@ def test_a_replay_keeps_what_drafts_at_these_places_would_have_kept(corpus, outp
             continue
         root = torch.tensor([int(corpus.ids_T[place + 1])])
         context = Context([[int(root)]], root, torch.from_numpy(corpus.hidden_TH[place : place + 1]).float())
-        draft = DynamicHydraDrafter(heads, shape).propose(context)
+        draft = HydraDrafter(heads, shape).propose(context)
         node, depth = 0, 0
         while True:
             token = int(corpus.ids_T[place + 2 + depth]) if depth < HEADS else VOCAB
