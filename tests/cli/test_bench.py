@@ -10,14 +10,15 @@ from tests.cli.harness import Done, run_here
 from tests.tools import docs_page
 
 ARM_KEYS = [
+    "dtype", "runner",
     "output_throughput", "duration", "total_output_tokens", "num_steps", "tokens_per_step",
     "spec_decode_acceptance_rate", "spec_decode_acceptance_length", "spec_decode_num_drafts",
     "spec_decode_draft_tokens", "spec_decode_accepted_tokens", "spec_decode_per_position_acceptance_rates",
     "latency_ms", "time_split", "categories", "results",
 ]  # fmt: skip
 KEYS = [
-    "model", "dtype", "device", "runner", "threads", "arms", "speedup", "speedup_spread", "identical", "divergences",
-    "verdict", "run",
+    "model", "dtype", "device", "runner", "threads", "ours", "arms", "speedup", "speedup_spread", "identical",
+    "divergences", "verdict", "run",
 ]  # fmt: skip
 
 
@@ -57,11 +58,13 @@ def test_the_document_has_exactly_the_names_of_the_contract(done: Done) -> None:
     report = done.document
     assert list(report) == KEYS
     # the plain name stands for the faster of an arm's dtypes
+    assert report["ours"] == "medusa"
+    assert report["arms"]["medusa"]["time_split"]["prefill"] > 0, "prompts are read before a step is taken"
     assert list(report["arms"]) == ["medusa", "greedy", "hf-greedy@float32", "hf-greedy"]
     for arm in report["arms"].values():
         assert list(arm) == ARM_KEYS
         assert list(arm["latency_ms"]) == ["p50", "p90", "p99"]
-        assert list(arm["time_split"]) == ["draft", "verify", "accept", "keep", "other"]
+        assert list(arm["time_split"]) == ["prefill", "draft", "verify", "accept", "keep", "other"]
         assert {name for values in arm["categories"].values() for name in values} == {
             "output_throughput",
             "tokens_per_step",
