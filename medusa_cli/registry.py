@@ -1,5 +1,7 @@
 """Registry: names become drafters, and folders become heads. The one table of each; other packages add to both.
 
+The names with a line of help each, which a command line can read without torch, are in config/parts.py.
+
 A package brings parts through entry points: `medusa.drafters` (a DrafterKind), `medusa.heads` (a subclass of
 heads.base.Heads) and `medusa.formats` (a class that fits contracts.HeadFormat). CONTRIBUTING.md shows each.
 """
