@@ -10,7 +10,7 @@ from medusa_cli.acceptance.logits_processors import SAMPLING, Shaping, asked_of,
 from medusa_cli.acceptance.lossless import Lossless
 from medusa_cli.acceptance.typed_settings import check_types, try_out
 from medusa_cli.acceptance.typical import Typical
-from medusa_cli.config.parts import ANY, HEADS, MIXED, DrafterPart, drafter_part
+from medusa_cli.config.parts import ANY, MIXED, DrafterPart, drafter_part
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.adaptive import WatchedDrafter
@@ -54,7 +54,6 @@ __all__ = [
 ]
 
 
-SHIPPED_KIND = next(iter(HEADS))  # of heads that come with the package, where any would do
 Speculate = Literal["auto", "on", "off"]
 MOST_GUESSES = 16  # nodes that n-gram and mixed drafts may have where no size is named; how many pay is found out
 
@@ -301,7 +300,7 @@ def _folder(choice: DrafterChoice, model: str) -> Path | None:
         if choice.heads is not None:
             raise RecipeError(f"--drafter {choice.name} needs no heads", f"leave out --heads, or use --drafter {MIXED}")
         return None
-    folder = find_heads(choice.heads, model, SHIPPED_KIND if part.heads == ANY else part.heads)
+    folder = find_heads(choice.heads, model, None if part.heads == ANY else part.heads)
     if folder is None and (choice.name is not None or tree_named):
         raise FormatError(f"no heads are known for {model}", "name some with --heads, or make them: medusa train-heads")
     return folder
