@@ -10,6 +10,7 @@ from medusa_cli.acceptance.logits_processors import SAMPLING, Shaping, asked_of,
 from medusa_cli.acceptance.lossless import Lossless
 from medusa_cli.acceptance.typed_settings import check_types, try_out
 from medusa_cli.acceptance.typical import Typical
+from medusa_cli.config.parts import ANY, MIXED, DrafterPart, drafter_part
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.adaptive import WatchedDrafter
@@ -28,7 +29,7 @@ from medusa_cli.model.costs.kept import correct, key_of
 from medusa_cli.model.loading.load import load_target
 from medusa_cli.model.runners.kinds import RUNNERS
 from medusa_cli.model.target import Target
-from medusa_cli.registry import ANY, DrafterKind, drafter_kind, read_config, read_heads
+from medusa_cli.registry import guesser, read_config, read_heads
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import parse_tree, read_measured, read_shape
@@ -53,7 +54,6 @@ __all__ = [
 ]
 
 
-SHIPPED_KIND = "medusa"  # of heads that come with the package, where any would do
 Speculate = Literal["auto", "on", "off"]
 MOST_GUESSES = 16  # nodes that n-gram and mixed drafts may have where no size is named; how many pay is found out
 
@@ -74,14 +74,14 @@ class DrafterChoice:
     speculate: Speculate = "auto"
 
     @property
-    def kind(self) -> DrafterKind:
+    def part(self) -> DrafterPart:
         """What the name stands for. Raises RecipeError for one that nobody knows."""
-        return drafter_kind(self.name or "mixed")
+        return drafter_part(self.name)
 
     @property
     def finds_own_tree(self) -> bool:
         """Whether guesses come from elsewhere than heads in a tree that could be named."""
-        return self.name is not None and self.kind.make is not None
+        return self.name is not None and self.part.gathers
 
 
 def check_choice(choice: DrafterChoice, model: str) -> None:
@@ -144,7 +144,7 @@ def _while_it_pays(choice: DrafterChoice, drafter: Drafter) -> Drafter:
 
 def _check_kind(choice: DrafterChoice, heads: Heads) -> None:
     """Raise FormatError when heads of one kind were asked for and those of another are there."""
-    if choice.name is not None and choice.kind.heads not in (ANY, heads.config.type):
+    if choice.name is not None and choice.part.heads not in (ANY, heads.config.type):
         raise FormatError(
             f"--drafter {choice.name} was asked for, and these are {heads.config.type} heads",
             f"use --drafter {heads.config.type}, or name other heads with --heads",
@@ -153,7 +153,7 @@ def _check_kind(choice: DrafterChoice, heads: Heads) -> None:
 
 def heads_folder(choice: DrafterChoice, model: str) -> Path | None:
     """Where the heads of this choice are; None where it takes none, or none are known. Raises FormatError."""
-    return None if choice.kind.heads is None else _folder(choice, model)
+    return None if choice.part.heads is None else _folder(choice, model)
 
 
 def in_shape(heads: Heads, shape: TokenTree | DynamicShape) -> Drafter:
@@ -162,8 +162,8 @@ def in_shape(heads: Heads, shape: TokenTree | DynamicShape) -> Drafter:
 
 
 def _drafting(heads: Heads, shape: TokenTree | DynamicShape) -> HeadsDrafter:
-    """Heads of either kind, in a shape with nodes."""
-    return HydraDrafter(heads.by_level(), shape) if heads.sees_path else MedusaDrafter(heads, shape)
+    """Heads that draft in a shape with nodes, or bring its guesses to others."""
+    return HydraDrafter(heads.by_level(), shape) if heads.config.sees_path else MedusaDrafter(heads, shape)
 
 
 def _gathering(choice: DrafterChoice, heads: Heads | None, target: Target) -> Drafter:
@@ -171,7 +171,7 @@ def _gathering(choice: DrafterChoice, heads: Heads | None, target: Target) -> Dr
     size = MOST_GUESSES if choice.tree_size is None else choice.tree_size
     if not size:
         return NoDrafter()
-    made = None if choice.kind.make is None else choice.kind.make(target)
+    made = guesser(choice.name, target)
     if made is not None and not is_source(made):
         return _while_it_pays(choice, cast(Drafter, made))
     sources = [] if made is None else [cast(Source, made)]
@@ -179,7 +179,7 @@ def _gathering(choice: DrafterChoice, heads: Heads | None, target: Target) -> Dr
         sources.insert(0, _drafting(heads, DynamicShape(size)))
     costs = step_costs(target) if choice.speculate == "auto" else None
     pace = Pace(costs.seconds, costs.laps) if costs else None
-    return GatheredDrafter(sources, Budget(size, pace), choice.name or "mixed")
+    return GatheredDrafter(sources, Budget(size, pace), choice.name or MIXED)
 
 
 def correct_costs(drafter: Drafter, target: Target) -> None:
@@ -287,8 +287,8 @@ def _rule(asked: Sampling, settings: Mapping[str, Any]) -> tuple[AcceptanceRule,
 def _folder(choice: DrafterChoice, model: str) -> Path | None:
     """Where the heads are; None when there are none, or none are wanted."""
     tree_named = choice.tree is not None or choice.tree_size is not None
-    kind = choice.kind
-    if not kind.guesses:
+    part = choice.part
+    if not part.guesses:
         if choice.heads is not None or tree_named:
             raise RecipeError(f"--drafter {choice.name} guesses nothing", "leave out --heads, --tree and --tree-size")
         return None
@@ -296,11 +296,11 @@ def _folder(choice: DrafterChoice, model: str) -> Path | None:
         raise RecipeError(
             f"--drafter {choice.name} finds a tree of its own at every step", "leave out --tree; --tree-size limits it"
         )
-    if kind.heads is None:
+    if part.heads is None:
         if choice.heads is not None:
-            raise RecipeError(f"--drafter {choice.name} needs no heads", "leave out --heads, or use --drafter mixed")
+            raise RecipeError(f"--drafter {choice.name} needs no heads", f"leave out --heads, or use --drafter {MIXED}")
         return None
-    folder = find_heads(choice.heads, model, SHIPPED_KIND if kind.heads == ANY else kind.heads)
+    folder = find_heads(choice.heads, model, None if part.heads == ANY else part.heads)
     if folder is None and (choice.name is not None or tree_named):
         raise FormatError(f"no heads are known for {model}", "name some with --heads, or make them: medusa train-heads")
     return folder

@@ -6,6 +6,7 @@ MedusaError            message + hint, exit code 1
 ├── HeadsMismatch      the heads were trained for another model, or ask for what it lacks
 ├── FormatError        a file of ours is missing, corrupt, truncated or of an unknown version
 ├── MissingExtra       an optional package is not installed
+├── PartError          what another package brings can't be used
 ├── TreeError          a tree specification is not a tree, or is deeper than the heads
 ├── DataError          prompts or conversations can't be read, or hold nothing usable
 ├── TrainingError      training can't start or had to stop (not finite, wrong run folder, disk full)
@@ -43,6 +44,10 @@ class FormatError(MedusaError):
 
 class MissingExtra(MedusaError):
     """An optional package is not installed."""
+
+
+class PartError(MedusaError):
+    """What another package brings can't be imported, lacks what its protocol wants, or guesses what is no token."""
 
 
 class TreeError(MedusaError):

@@ -1,75 +1,60 @@
-"""Registry: names become drafters, and folders become heads. The one table of each; other packages add to both.
+"""Registry: names become drafters, and folders become heads. The table of names is config/parts.py.
 
-The names with a line of help each, which a command line can read without torch, are in config/parts.py.
-
-A package brings parts through entry points: `medusa.drafters` (a DrafterKind), `medusa.heads` (a subclass of
-heads.base.Heads) and `medusa.formats` (a class that fits contracts.HeadFormat). CONTRIBUTING.md shows each.
+A package brings parts through entry points: `medusa.drafters` (a function, or a class of guesses), `medusa.heads` (a
+subclass of heads.base.Heads) and `medusa.formats` (a class that fits contracts.HeadFormat). CONTRIBUTING.md shows each.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from medusa_cli.config.parts import drafter_names
+from medusa_cli.config.parts import drafter_part
 from medusa_cli.contracts import Drafter, HeadFormat
+from medusa_cli.drafters.function import FunctionGuesses
 from medusa_cli.drafters.mixed import Source
-from medusa_cli.drafters.ngram import Ngrams
-from medusa_cli.errors import RecipeError
+from medusa_cli.errors import PartError
 from medusa_cli.formats.native import NativeFormat, ready
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import HeadsTarget, MedusaConfig
+from medusa_cli.heads.config import HeadsConfig, HeadsTarget
 from medusa_cli.model.target import Target
 from medusa_cli.util import plugins
 
-
-@dataclass(frozen=True)
-class DrafterKind:
-    """A drafter that can be named.
-
-    make    from a target, what guesses: a whole drafter, or a source of guesses that are taken as far as they pay, and
-            that heads may be added to; None: heads alone guess, or nobody
-    heads   the kind of heads it takes; any: whichever there are; None: it takes none
-    """
-
-    make: Callable[[Target], Drafter | Source] | None = None
-    heads: str | None = None
-
-    @property
-    def guesses(self) -> bool:
-        """Whether it can guess anything."""
-        return self.make is not None or self.heads is not None
-
-
-ANY = "any"
-DRAFTERS = {
-    "medusa": DrafterKind(heads="medusa"),
-    "hydra": DrafterKind(heads="hydra"),
-    "ngram": DrafterKind(make=lambda target: Ngrams()),
-    "mixed": DrafterKind(make=lambda target: Ngrams(), heads=ANY),
-    "none": DrafterKind(),
-}
 FORMATS: tuple[HeadFormat, ...] = (NativeFormat(),)
 
 
-def drafter_kind(name: str) -> DrafterKind:
-    """The drafter of that name. Raises RecipeError for a name that nobody brings."""
-    if name in DRAFTERS:
-        return DRAFTERS[name]
-    if name not in plugins.plugins(plugins.DRAFTERS):
-        raise RecipeError(f"there is no drafter {name!r}", f"use one of {', '.join(drafter_names())}")
-    kind: DrafterKind = plugins.load_plugin(plugins.DRAFTERS, name, DrafterKind)
-    return kind
+def guesser(name: str | None, target: Target) -> Drafter | Source | None:
+    """Who guesses for the drafter of that name besides heads; None: nobody does.
+
+    Another package's may be a class, made with the target, that is a source of guesses or a whole drafter; or any
+    function from a row's token ids to those that may follow. Raises RecipeError for an unknown name, and PartError.
+    """
+    source = drafter_part(name).source
+    if source is None:
+        return None
+    if source:
+        ours: Source = plugins.load_part(source)()
+        return ours
+    assert name is not None
+    found = plugins.load_plugin(plugins.DRAFTERS, name)
+    for protocol, mark in ((Source, "add_guesses"), (Drafter, "propose")):
+        if hasattr(found, mark):
+            made: Drafter | Source = plugins.load_plugin(plugins.DRAFTERS, name, protocol)(target)
+            return made
+    if callable(found):
+        return FunctionGuesses(found, target.real_vocab, plugins.whose(plugins.DRAFTERS, name))
+    raise PartError(
+        f"{plugins.whose(plugins.DRAFTERS, name)} is neither a function nor a class with add_guesses or propose",
+        "see CONTRIBUTING.md for what a drafter may be",
+    )
 
 
 def format_of(folder: Path) -> HeadFormat:
     """The format that the folder is of; ours where nobody knows it, whose reader says what is missing."""
-    others = (plugins.load_plugin(plugins.FORMATS, name, object)() for name in plugins.plugins(plugins.FORMATS))
+    others = (plugins.load_plugin(plugins.FORMATS, name, HeadFormat)() for name in plugins.plugins(plugins.FORMATS))
     return next((each for each in (*FORMATS, *others) if each.detect(folder)), FORMATS[0])
 
 
-def read_config(folder: Path) -> MedusaConfig:
+def read_config(folder: Path) -> HeadsConfig:
     """What the heads in `folder` are and belong to. Raises FormatError."""
-    config: MedusaConfig = format_of(folder).read_config(folder)
+    config: HeadsConfig = format_of(folder).read_config(folder)
     return config
 
 

@@ -4,6 +4,7 @@ Works on the document alone. Nothing is advised that the run had already.
 """
 
 from medusa_cli.bench.document import ArmFigures, Category, Report
+from medusa_cli.config.parts import MIXED, drafters
 
 _NO_GUESS_RIGHT = 0.05
 _GUESSING_IS_DEAR = 0.3
@@ -17,7 +18,6 @@ _PARTS = {
     "keep": "keeping the path",
     "other": "the rest (bookkeeping)",
 }
-_WITHOUT_HEADS = "ngram"
 
 
 def what_limits(ours: ArmFigures) -> list[str]:
@@ -79,20 +79,32 @@ def slower_categories(report: Report, subject: str) -> list[str]:
     return ["; ".join(found) + "."] if found else []
 
 
+def _with_heads(subject: str) -> bool:
+    """Whether an arm's drafter asks heads; one that is no more known here does, as most."""
+    part = drafters().get(subject)
+    return part is None or part.heads is not None
+
+
+def _gathers(subject: str) -> bool:
+    """Whether an arm's drafter makes its tree anew at every step."""
+    part = drafters().get(subject)
+    return part is not None and part.gathers
+
+
 def _more_guesses(subject: str) -> list[str]:
-    if subject == _WITHOUT_HEADS:
-        return ["--drafter mixed, which guesses with heads as well"]
+    if not _with_heads(subject):
+        return [f"--drafter {MIXED}, which guesses with heads as well"]
     return ["--speculate on, and a tree with at least one node"]
 
 
 def _better_guesses(subject: str) -> list[str]:
-    if subject == _WITHOUT_HEADS:
-        return ["--drafter mixed: n-grams alone help only where a text repeats itself"]
+    if not _with_heads(subject):
+        return [f"--drafter {MIXED}: n-grams alone help only where a text repeats itself"]
     return ["heads trained for this very model and this kind of prompt (medusa train-heads)"]
 
 
 def _cheaper_guesses(subject: str) -> list[str]:
-    if subject == _WITHOUT_HEADS:
+    if not _with_heads(subject):
         return ["a lower --tree-size"]
     return ["heads with a smaller draft vocabulary (medusa train-heads --draft-vocab)"]
 
@@ -101,15 +113,15 @@ def _cheaper_steps(report: Report, subject: str, nodes: float) -> list[str]:
     """What makes a step cheaper, or makes it bring more, that this run didn't have."""
     cures = []
     if round(nodes) > 1:
-        shape = "a lower --tree-size" if subject in ("mixed", _WITHOUT_HEADS) else "a smaller tree"
+        shape = "a lower --tree-size" if _gathers(subject) else "a smaller tree"
         cures.append(f"{shape} (medusa inspect-tree shows which pays)")
-    if subject != "mixed":
-        cures.append("--drafter mixed, which weighs each node by what it costs")
+    if subject != MIXED:
+        cures.append(f"--drafter {MIXED}, which weighs each node by what it costs")
     if report.device == "cpu":
         cures += _cheaper_on_cpu(report.runner, report.dtype)
     elif report.dtype == "float32":
         cures.append("--dtype bfloat16")
-    return cures if subject == _WITHOUT_HEADS else [*cures, "heads trained on more text"]
+    return cures if not _with_heads(subject) else [*cures, "heads trained on more text"]
 
 
 def _cheaper_on_cpu(runner: str, dtype: str) -> list[str]:

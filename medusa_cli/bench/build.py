@@ -15,7 +15,7 @@ from medusa_cli.bench.baselines import Arm, HfGreedyArm, LoopArm, Reply, StopRul
 from medusa_cli.bench.compare import LLAMA_CPP
 from medusa_cli.bench.llama_cpp import LlamaCppArm, gguf_of
 from medusa_cli.bench.report import Setup
-from medusa_cli.config.parts import drafter_names
+from medusa_cli.config.parts import drafters as known_drafters
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message
@@ -29,7 +29,6 @@ from medusa_cli.errors import RecipeError
 from medusa_cli.model.adapter import StoredAdapter
 from medusa_cli.model.clock import now
 from medusa_cli.model.runners.select import NOT_COMPILED, could_compile
-from medusa_cli.registry import drafter_kind
 
 _LOOKUP_TOKENS = 6
 
@@ -123,9 +122,9 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
 def _drafters(choice: DrafterChoice, subject: str, names: Sequence[str], target: Any) -> dict[str, Drafter]:
     """What guesses in each arm of our loop; flags for heads and trees are the subject's."""
     drafters = {subject: load_drafter(choice, target)}
-    for name in drafter_names():
+    for name, part in known_drafters().items():
         if name in names and name not in drafters:
-            heads = choice.heads if drafter_kind(name).heads is not None else None
+            heads = choice.heads if part.heads is not None else None
             other = replace(choice, name=name, heads=heads, tree=None, tree_size=None)
             drafters[name] = load_drafter(other, target)
     if "greedy" in names:

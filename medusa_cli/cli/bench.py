@@ -13,7 +13,7 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
-from medusa_cli.config.parts import DRAFTERS, guessing_names
+from medusa_cli.config.parts import DRAFTERS, HEADS, MIXED, guessing_names
 from medusa_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def command(
             "--drafter",
             "who guesses in our own arm [default: mixed; medusa with a tree or --speculate on]",
             guessing_names,
-            list(DRAFTERS)[:-1],
+            [name for name, part in DRAFTERS.items() if part.guesses],
         ),
     ] = None,
     threads: options.Threads = None,
@@ -106,7 +106,7 @@ def command(
     questions = pick(read_questions(prompts or DEFAULT_PROMPTS), num_prompts)
     asked = Asked(questions, num_warmups, repeats, batch_size, max_new_tokens, allow_random_prompts)
     shaped = guessing.tree is not None or guessing.tree_size is not None or guessing.speculate == "on"
-    choice = DrafterChoice(drafter or ("medusa" if shaped else "mixed"), **vars(guessing))
+    choice = DrafterChoice(drafter or (next(iter(HEADS)) if shaped else MIXED), **vars(guessing))
     check_choice(choice, recipe.target.model)
     folder = BenchFolder(output_dir, identity(asked, recipe.target, choice, names)) if output_dir else None
     with folder.to_itself() if folder else nullcontext():

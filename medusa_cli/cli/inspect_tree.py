@@ -19,7 +19,7 @@ from medusa_cli.inspect import render
 from medusa_cli.plots import tree as tree_plot
 
 if TYPE_CHECKING:
-    from medusa_cli.heads.config import MedusaConfig
+    from medusa_cli.heads.config import HeadsConfig
     from medusa_cli.inspect.worth import Inspection, KnownCost
     from medusa_cli.model.costs.kept import Costs
     from medusa_cli.trees.contexts import ContextCost
@@ -182,7 +182,7 @@ def _remembered(settings: TargetSettings, fingerprint: str | None) -> "Costs | N
 
 
 def _measure(
-    settings: TargetSettings, folder: Path | None, belongs: "MedusaConfig | None", contexts: _Contexts
+    settings: TargetSettings, folder: Path | None, belongs: "HeadsConfig | None", contexts: _Contexts
 ) -> "tuple[Costs, list[ContextCost]]":
     """The costs of the model's steps, measured now and remembered; those by context are told and not remembered.
 
@@ -201,7 +201,7 @@ def _measure(
     return measure_and_keep(target), by_context
 
 
-def _belongs(folder: Path | None) -> "MedusaConfig | None":
+def _belongs(folder: Path | None) -> "HeadsConfig | None":
     """What the heads in `folder` say they are; None where there are none, or only what was measured of some."""
     from medusa_cli.registry import read_config
 

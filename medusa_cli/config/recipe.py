@@ -111,6 +111,9 @@ class HeadsSettings(Settings):
     type: Annotated[str, AfterValidator(_is_kind)] = Field(
         "medusa", description="hydra heads also see the guesses before theirs: better guesses, dearer drafts"
     )
+    options: dict[str, int | float | str | bool] = Field(
+        default_factory=dict, description="settings that a kind of heads has alone, as {rank: 8}"
+    )
     num_heads: int = Field(4, ge=1, le=16, title="Heads: guesses ahead.")
     num_layers: int = Field(1, ge=1, le=8, title="Blocks a head.")
     draft_vocab: int = Field(8192, ge=0, title="Tokens the heads can guess; 0: all.")

@@ -32,13 +32,13 @@ class Source(Protocol):
         """Guesses for the tokens after each row's root; those with a chance below `floor` may be left out."""
 
 
-class HeadsDrafter(Drafter, Source, Protocol):
-    """Heads in a shape draft by themselves, and are a source among others."""
-
-
 def is_source(part: object) -> bool:
     """Whether it adds guesses to tries, and isn't a drafter of its own."""
     return hasattr(part, "add_guesses")
+
+
+class HeadsDrafter(Drafter, Source, Protocol):
+    """Heads in a shape draft by themselves, and are a source among others."""
 
 
 class Budget:

@@ -30,7 +30,7 @@ from torch import Tensor
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.places import DESCRIPTION
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import HeadsTarget, MedusaConfig, check_belongs
+from medusa_cli.heads.config import HeadsConfig, HeadsTarget, check_belongs
 from medusa_cli.heads.kinds import heads_class
 from medusa_cli.util.files import sync, write_atomically
 from medusa_cli.util.plain_json import parse_json
@@ -39,6 +39,7 @@ from medusa_cli.util.sealed import sha256_of
 FORMAT = "medusa-heads"
 VERSION = 2
 READS = (1, 2)
+FIRST_KIND = "medusa"  # of stored heads that don't say what they are
 WEIGHTS = "heads.safetensors"
 _PENDING = "heads.safetensors.new"
 _COPY_AGAIN = "copy the folder again, or train the heads again"
@@ -53,7 +54,7 @@ class NativeFormat:
         """True when `folder` holds a heads.json."""
         return (folder / DESCRIPTION).is_file()
 
-    def read_config(self, folder: Path) -> MedusaConfig:
+    def read_config(self, folder: Path) -> HeadsConfig:
         """What the heads are and belong to, without their numbers. Raises FormatError as `read` does."""
         return _config_of(folder, _read_description(folder))
 
@@ -165,10 +166,12 @@ def _read_description(folder: Path) -> dict[str, Any]:
     return description
 
 
-def _config_of(folder: Path, description: dict[str, Any]) -> MedusaConfig:
+def _config_of(folder: Path, description: dict[str, Any]) -> HeadsConfig:
     """The config in a description, or FormatError."""
     try:
-        return MedusaConfig.model_validate(description.get("config"))
+        config = description.get("config")
+        kind = config.get("type", FIRST_KIND) if isinstance(config, dict) else FIRST_KIND
+        return heads_class(str(kind)).describes.model_validate(config)
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(str(part) for part in fault["loc"]) or "config"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from medusa_cli.config.parts import HEADS
 from medusa_cli.errors import FormatError
 from medusa_cli.util.hub import settle_reach
 from medusa_cli.util.paths import expanded
@@ -11,14 +12,14 @@ LONGEST_NAME = 200  # a longer one is no file name
 SHIPPED = Path(__file__).parents[1] / "heads" / "shipped"
 
 
-def find_heads(heads: str | None, model: str, kind: str = "medusa") -> Path | None:
+def find_heads(heads: str | None, model: str, kind: str | None = None) -> Path | None:
     """The folder of the heads named, or of those that come with the package for this model; None when it has none.
 
-    kind    of those that come with the package
+    kind    of those that come with the package; None: the usual one
     model   an alias; a folder or hub id has no shipped heads. Raises FormatError when heads are named and not there.
     """
     if heads is None:
-        folder = SHIPPED / model / kind
+        folder = SHIPPED / model / (kind or next(iter(HEADS)))
         alias = "/" not in model and len(model) <= LONGEST_NAME
         return folder if alias and (folder / DESCRIPTION).is_file() else None
     folder = expanded(heads)

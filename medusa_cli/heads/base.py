@@ -6,7 +6,7 @@ Shape letters: K heads, H hidden, I inputs, V rows of the target's output matrix
 """
 
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from medusa_cli.contracts import PathHeads
 from medusa_cli.errors import HeadsMismatch
-from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.config import HeadsConfig
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear, can_pack
 
@@ -46,12 +46,15 @@ class Heads(nn.Module):
     state.
     """
 
+    describes: ClassVar[type[HeadsConfig]] = HeadsConfig  # what heads of this class are described by
+
+    config: Any  # of the class above
     draft_ids: Tensor
     shared_weight: Tensor | None
     shared_bias: Tensor | None
     root_rows: Tensor | None
 
-    def __init__(self, config: MedusaConfig, draft_ids_W: Tensor) -> None:
+    def __init__(self, config: HeadsConfig, draft_ids_W: Tensor) -> None:
         super().__init__()
         assert draft_ids_W.shape == (config.draft_vocab,), (draft_ids_W.shape, config.draft_vocab)
         self.config = config
@@ -67,14 +70,9 @@ class Heads(nn.Module):
         self.register_buffer("shared_bias", None, persistent=False)
         self.register_buffer("root_rows", None, persistent=False)
 
-    @property
-    def sees_path(self) -> bool:
-        """Whether they see the guesses before theirs, and are asked level by level (contracts.PathHeads)."""
-        return False
-
     def by_level(self) -> PathHeads:
         """As heads that are asked level by level."""
-        assert self.sees_path
+        assert self.config.sees_path
         return cast(PathHeads, self)
 
     @property
@@ -102,7 +100,7 @@ class Heads(nn.Module):
         return self
 
     @classmethod
-    def fresh(cls, config: MedusaConfig, draft_ids_W: Tensor, output_VH: Tensor, bias_V: Tensor | None = None) -> Self:
+    def fresh(cls, config: HeadsConfig, draft_ids_W: Tensor, output_VH: Tensor, bias_V: Tensor | None = None) -> Self:
         """Untrained heads for this target in float32; an own output starts as the target's rows."""
         heads = cls(config, draft_ids_W.to(output_VH.device)).to(output_VH.device)
         heads.bind(output_VH, bias_V)

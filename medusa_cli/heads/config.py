@@ -5,23 +5,23 @@ vocabulary.
 """
 
 import logging
-from typing import Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
-from medusa_cli.config.recipe import Settings
-from medusa_cli.errors import HeadsMismatch
+from medusa_cli.config.recipe import HeadsSettings, Settings
+from medusa_cli.errors import HeadsMismatch, RecipeError
 from medusa_cli.heads.traits import Traited, Traits, differences, traits_of
 
 logger = logging.getLogger(__name__)
 
 
-class MedusaConfig(Settings):
-    """What the heads are and which target they were trained for.
+class HeadsConfig(Settings):
+    """What heads of any kind are and which target they were trained for.
 
-    type          the kind of heads, as heads/kinds.py knows it
+    type          the name of their kind (config/parts.py)
     vocab_size    V: rows of the target's output matrix, padding rows included
     draft_vocab   W: entries of the draft vocabulary; at most V
     own_output    each head has a trained output matrix; otherwise all share the target's rows, which are not stored
@@ -31,9 +31,10 @@ class MedusaConfig(Settings):
     traits        the target's tokenizer, template, rope and rows as they were; None: heads of a version before
     """
 
-    type: str = Field("medusa", min_length=1, max_length=100)
+    sees_path: ClassVar[bool] = False  # whether a head also sees the guesses before its own
+
+    type: str = Field(min_length=1, max_length=100)
     num_heads: int = Field(ge=1, le=1_000)
-    num_layers: int = Field(ge=1, le=1_000)
     hidden_size: int = Field(ge=1, le=1_000_000)
     vocab_size: int = Field(ge=1, le=100_000_000)
     draft_vocab: int = Field(ge=1, le=100_000_000)
@@ -45,22 +46,56 @@ class MedusaConfig(Settings):
     adapter: str | None = None
     traits: Traits | None = None
 
+    @classmethod
+    def of(cls, settings: HeadsSettings, **facts: Any) -> Self:
+        """What heads of these settings are; facts: the target's, by name. Raises RecipeError for what they can't be."""
+        if unknown := [f"heads.options.{name}" for name in settings.options if name not in cls.model_fields]:
+            raise RecipeError(f"{settings.type} heads have no setting {', '.join(unknown)}", "leave it out")
+        asked = {**dict(settings), **facts, **settings.options}
+        try:
+            return cls(**{name: value for name, value in asked.items() if name in cls.model_fields})
+        except ValidationError as error:
+            fault = error.errors()[0]
+            name = ".".join(map(str, fault["loc"])) or "type"
+            section = "heads.options" if name in settings.options else "heads"
+            raise RecipeError(f"{section}.{name}: {fault['msg']}", f"change it for {settings.type} heads") from error
+
     @property
-    def num_pairs(self) -> int:
-        """P: head k sees the k guesses before its own, if it sees any."""
-        return self.num_heads * (self.num_heads - 1) // 2 if self.type == "hydra" else 0
+    def num_inputs(self) -> int:
+        """Vectors of hidden_size that a head sees: the hidden state, the root, the guesses after it."""
+        return 1 + (self.num_heads if self.sees_path else self.sees_root)
 
     @model_validator(mode="after")
-    def _hydra_sees_the_root(self) -> "MedusaConfig":
-        if self.type == "hydra" and not self.sees_root:
-            raise ValueError("hydra heads see the root: sees_root can't be false")
-        return self
-
-    @model_validator(mode="after")
-    def _draft_vocab_fits(self) -> "MedusaConfig":
+    def _draft_vocab_fits(self) -> Self:
         if self.draft_vocab > self.vocab_size:
             raise ValueError(f"draft_vocab {self.draft_vocab} is larger than the target's vocab_size {self.vocab_size}")
         return self
+
+
+class MedusaConfig(HeadsConfig):
+    """Heads of residual blocks."""
+
+    type: str = Field("medusa", min_length=1, max_length=100)
+    num_layers: int = Field(ge=1, le=1_000)
+
+    @property
+    def num_pairs(self) -> int:
+        """P: head k sees the k guesses before its own, if it sees any."""
+        return self.num_heads * (self.num_heads - 1) // 2 if self.sees_path else 0
+
+    @model_validator(mode="after")
+    def _a_path_begins_with_the_root(self) -> Self:
+        if self.sees_path and not self.sees_root:
+            raise ValueError(f"{self.type} heads see the root: sees_root can't be false")
+        return self
+
+
+class HydraConfig(MedusaConfig):
+    """Heads of residual blocks that also see the guesses before theirs."""
+
+    sees_path: ClassVar[bool] = True
+
+    type: str = Field("hydra", min_length=1, max_length=100)
 
 
 class HeadsTarget(Traited, Protocol):
@@ -99,7 +134,7 @@ class HeadsTarget(Traited, Protocol):
         """The output's bias [V], or None."""
 
 
-def check_belongs(config: MedusaConfig, target: HeadsTarget) -> None:
+def check_belongs(config: HeadsConfig, target: HeadsTarget) -> None:
     """Raise HeadsMismatch, saying what differs, unless heads of this config were trained for this target.
 
     What makes guesses worse and not wrong is a warning.

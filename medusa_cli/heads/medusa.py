@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.config import HydraConfig, MedusaConfig
 from medusa_cli.kernels.blocks import nearest_grid
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear
@@ -33,6 +33,8 @@ class MedusaHeads(Heads):
     hydra heads, through which head k reads guess j (from 1) of its path: pair k (k - 1) / 2 + j - 1.
     """
 
+    describes = MedusaConfig
+
     def __init__(self, config: MedusaConfig, draft_ids_W: Tensor) -> None:
         super().__init__(config, draft_ids_W)
         num_layers, num_heads, hidden = config.num_layers, config.num_heads, config.hidden_size
@@ -43,11 +45,6 @@ class MedusaHeads(Heads):
         self.packed_block: PackedLinear | None = None
         self.packed_later: list[list[PackedLinear]] = []  # layer by layer after the first, a matrix for each head
         self.packed_path: list[PackedLinear] = []  # for each guess of a path, the matrices of all heads that see it
-
-    @property
-    def sees_path(self) -> bool:
-        """Hydra heads do."""
-        return self.path_weight is not None
 
     def pack(self, *, blocks: bool) -> Self:
         """Lay blocks and shared output out for the CPU's kernels, as the target's layers are; for drafting only.
@@ -141,3 +138,9 @@ class MedusaHeads(Heads):
                 inner = torch.einsum("...kh,kgh->...kg", blocks, weight_kHH) + bias_kH
             blocks = blocks + F.silu(inner)
         return blocks
+
+
+class HydraHeads(MedusaHeads):
+    """Heads that also see the guesses before theirs."""
+
+    describes = HydraConfig

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medusa_cli.config.recipe import Recipe, TrainSettings
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.config import HeadsConfig
 from medusa_cli.heads.kinds import heads_class
 from medusa_cli.model.loading.load import choose_device
 from medusa_cli.train.checkpoint import Checkpoints
@@ -37,7 +37,7 @@ class Task:
 class _Outline:
     """Heads without numbers: shape and dtype of each tensor they hold."""
 
-    config: MedusaConfig
+    config: HeadsConfig
     tensors: Mapping[str, tuple[torch.Size, torch.dtype]]
 
 

@@ -26,7 +26,6 @@ from medusa_cli.errors import TrainingError
 from medusa_cli.formats.native import write_heads
 from medusa_cli.formats.places import find_heads
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import MedusaConfig
 from medusa_cli.heads.kinds import heads_class
 from medusa_cli.heads.start import take_over
 from medusa_cli.heads.traits import traits_of
@@ -241,21 +240,18 @@ def _draft_ids(recipe: Recipe, target: Target, material: Material, source: Heads
 
 def fresh_heads(recipe: Recipe, target: Target, draft_ids_W: Tensor) -> Heads:
     """Untrained heads for this target over this draft vocabulary, in float32."""
-    config = MedusaConfig(
-        type=recipe.heads.type,
-        num_heads=recipe.heads.num_heads,
-        num_layers=recipe.heads.num_layers,
+    module = heads_class(recipe.heads.type)
+    config = module.describes.of(
+        recipe.heads,
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,
         draft_vocab=len(draft_ids_W),
-        own_output=recipe.heads.own_output,
         output_bias=target.output_bias is not None,
-        sees_root=recipe.heads.sees_root,
         target_name=target.name,
         target_fingerprint=target.fingerprint,
         traits=traits_of(target),
     )
-    return heads_class(config.type).fresh(config, draft_ids_W, target.output_weight.float(), target.output_bias)
+    return module.fresh(config, draft_ids_W, target.output_weight.float(), target.output_bias)
 
 
 def _examples(material: Material, heads: Heads) -> Sets:

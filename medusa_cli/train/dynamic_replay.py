@@ -43,7 +43,7 @@ def beliefs_at(heads: Heads, examples: Examples, measured: Ranks, *, num_ranks: 
     chosen = asked[np.linspace(0, len(asked) - 1, min(most, len(asked))).astype(np.int64)]
     rows_N = examples.rows_at(measured.places_N[chosen])
     batches = [rows_N[start : start + _BATCH] for start in range(0, len(rows_N), _BATCH)]
-    if heads.config.num_pairs:
+    if heads.config.sees_path:
         return PathBeliefs([_judged(heads, examples, rows_B, num_ranks) for rows_B in batches])
     ranks_NK = torch.from_numpy(measured.ranks_NK[chosen].astype(np.int64)).clamp(max=num_ranks)
     return HeadBeliefs(torch.cat([_logp(heads, examples, rows_B, num_ranks) for rows_B in batches]), ranks_NK)

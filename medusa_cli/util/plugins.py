@@ -4,7 +4,7 @@ import functools
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from medusa_cli.errors import MedusaError
+from medusa_cli.errors import PartError
 
 DRAFTERS, HEADS, FORMATS = "medusa.drafters", "medusa.heads", "medusa.formats"
 
@@ -15,19 +15,41 @@ def plugins(group: str) -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=group)}
 
 
-def load_plugin(group: str, name: str, wanted: type) -> Any:
-    """The part of that name, imported. Raises MedusaError where its package fails, or it isn't what is wanted.
+def load_part(value: str) -> Any:
+    """A part of this program, from `module:name`."""
+    return EntryPoint("", value, "").load()
 
-    wanted   a type that the part must be an instance or a subclass of
+
+def load_plugin(group: str, name: str, wanted: type | None = None) -> Any:
+    """The part of that name, imported. Raises PartError where its package fails, or it isn't what is wanted.
+
+    wanted   a protocol whose methods the part must have, or else a type that it must be an instance or a subclass of
     """
     point = plugins(group)[name]
-    whose = f"{point.value}, which {point.dist.name if point.dist else 'a package'} brings as {group}: {name},"
     try:
         part = point.load()
     # another's package may fail in any way while it is imported
     except Exception as error:
         told = " ".join(str(error).split())[:200] or type(error).__name__
-        raise MedusaError(f"{whose} can't be imported: {told}", "mend or remove that package") from error
-    if not (isinstance(part, wanted) or (isinstance(part, type) and issubclass(part, wanted))):
-        raise MedusaError(f"{whose} is no {wanted.__name__}", f"see {wanted.__module__} for what it must be")
+        raise PartError(f"{whose(group, name)} can't be imported: {told}", "mend or remove that package") from error
+    if wanted is None:
+        return part
+    hint = f"see {wanted.__name__} in {wanted.__module__} for what it must be"
+    if getattr(wanted, "_is_protocol", False):
+        if lacks := [method for method in _methods(wanted) if not callable(getattr(part, method, None))]:
+            raise PartError(f"{whose(group, name)} is no {wanted.__name__}: it lacks {', '.join(lacks)}", hint)
+    elif not (isinstance(part, wanted) or (isinstance(part, type) and issubclass(part, wanted))):
+        raise PartError(f"{whose(group, name)} is no {wanted.__name__}", hint)
     return part
+
+
+def whose(group: str, name: str) -> str:
+    """A part as the beginning of a sentence: what it is and which package brings it."""
+    point = plugins(group)[name]
+    return f"{point.value}, which {point.dist.name if point.dist else 'a package'} brings as {group}: {name},"
+
+
+def _methods(protocol: type) -> list[str]:
+    """Names of the methods that a protocol asks for, those of protocols under it included."""
+    members = [member for base in protocol.__mro__[:-1] for member in vars(base).items()]
+    return list(dict.fromkeys(name for name, each in members if callable(each) and not name.startswith("_")))

@@ -15,8 +15,8 @@ from medusa_cli.drafters.mixed import Budget, GatheredDrafter
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.trie import Trie
 from medusa_cli.errors import TreeError
-from medusa_cli.heads.config import MedusaConfig
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.config import HydraConfig
+from medusa_cli.heads.medusa import HydraHeads
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.tree import TokenTree
 from tests.drafters.test_dynamic_drafter import context_of
@@ -26,10 +26,9 @@ HEADS, WIDTH, HIDDEN, VOCAB = 3, 12, 16, 30
 PATHS = [[0], [1], [0, 0], [0, 2], [1, 1], [0, 0, 0], [1, 1, 3]]
 
 
-def hydra_heads(*, num_layers: int = 2, own_output: bool = False, output: torch.Tensor | None = None) -> MedusaHeads:
+def hydra_heads(*, num_layers: int = 2, own_output: bool = False, output: torch.Tensor | None = None) -> HydraHeads:
     output = torch.randn(VOCAB, HIDDEN) if output is None else output
-    config = MedusaConfig(
-        type="hydra",
+    config = HydraConfig(
         num_heads=HEADS,
         num_layers=num_layers,
         hidden_size=output.shape[1],
@@ -41,14 +40,14 @@ def hydra_heads(*, num_layers: int = 2, own_output: bool = False, output: torch.
         target_name="tiny",
         target_fingerprint="x",
     )
-    heads = MedusaHeads.fresh(config, torch.arange(WIDTH) * 2, output)
+    heads = HydraHeads.fresh(config, torch.arange(WIDTH) * 2, output)
     with torch.no_grad():
         for parameter in heads.parameters():
             parameter.normal_(std=0.4)
     return heads.requires_grad_(False)
 
 
-def after(heads: MedusaHeads, hidden_H: torch.Tensor, path: list[int]) -> torch.Tensor:
+def after(heads: HydraHeads, hidden_H: torch.Tensor, path: list[int]) -> torch.Tensor:
     """What follows the root and guesses of `path`: draft logits [W] by one forward over the whole path."""
     seen = torch.tensor([*path, *[0] * (HEADS - len(path))])
     return heads(heads.inputs(hidden_H, seen))[len(path) - 1]

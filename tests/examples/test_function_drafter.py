@@ -1,8 +1,9 @@
 """A drafter that is any function, as another package brings it: this file and one entry point, no change elsewhere."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.assemble import DrafterChoice, load_drafter
@@ -10,9 +11,9 @@ from medusa_cli.cli.app import main
 from medusa_cli.contracts import Context
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
+from medusa_cli.drafters.function import FunctionGuesses
 from medusa_cli.drafters.trie import Trie
-from medusa_cli.errors import MedusaError
-from medusa_cli.registry import DrafterKind
+from medusa_cli.errors import PartError
 from tests.examples.conftest import Install
 from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
@@ -20,35 +21,20 @@ Function = Callable[[Sequence[int]], Sequence[int]]
 """The tokens so far to those that are expected next."""
 
 
-class FunctionGuesses:
-    """A function as a source of guesses: one path for each row, surer at its beginning."""
-
-    def __init__(self, function: Function, vocab: int) -> None:
-        self.function = function
-        self.vocab = vocab
-
-    def start(self, context: Context) -> None:
-        """A function remembers nothing."""
-
-    def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
-        """What the function expects, up to the first that is no token."""
-        for tokens, trie in zip(context.tokens, tries, strict=True):
-            trie.add_path(list(self._real(self.function(tokens))), (0.9**depth for depth in range(1, 9)))
-
-    def _real(self, guesses: Sequence[int]) -> Iterator[int]:
-        for token in guesses:
-            if not 0 <= token < self.vocab:
-                return
-            yield token
-
-
 def echo(tokens: Sequence[int]) -> Sequence[int]:
     """The last tokens once more."""
     return tokens[-4:]
 
 
-KIND = DrafterKind(make=lambda target: FunctionGuesses(echo, target.real_vocab))
-NO_KIND = 3
+class HalfDrafter:
+    """Has no start."""
+
+    def __init__(self, target: object) -> None: ...
+
+    def propose(self, context: object) -> None: ...
+
+
+NO_DRAFTER = 3
 
 
 def oracle(name: str) -> Function:
@@ -61,7 +47,6 @@ FUNCTIONS: dict[str, Callable[[str], Function]] = {
     "oracle": oracle,
     "echo": lambda name: echo,
     "nothing": lambda name: lambda tokens: [],
-    "no tokens": lambda name: lambda tokens: [-1, 10**9],
     "wrong": lambda name: lambda tokens: [1, 2, 3],
 }
 
@@ -72,10 +57,9 @@ FUNCTIONS: dict[str, Callable[[str], Function]] = {
 def test_whatever_the_function_guesses_the_text_is_the_greedy_one(
     name: str, function: str, rows: int, monkeypatch: pytest.MonkeyPatch, install: Install
 ) -> None:
-    install("medusa.drafters", "echo", "tests.examples.test_function_drafter:KIND")
+    install("medusa.drafters", "echo", "tests.examples.test_function_drafter:echo")
     target = target_of(tiny_model(name))
-    made = DrafterKind(make=lambda target: FunctionGuesses(FUNCTIONS[function](name), target.real_vocab))
-    monkeypatch.setattr("tests.examples.test_function_drafter.KIND", made)
+    monkeypatch.setattr("tests.examples.test_function_drafter.echo", FUNCTIONS[function](name))
     drafter = load_drafter(DrafterChoice("echo", speculate="on"), target)
     found = collect(Parts(target, drafter, Greedy()), known(name).prompts[:rows], Limits(NUM_NEW), max_rows=rows)
     assert [each.token_ids for each in found] == known(name).wanted(rows)
@@ -83,10 +67,29 @@ def test_whatever_the_function_guesses_the_text_is_the_greedy_one(
         assert max(each.num_steps for each in found) <= NUM_NEW // 4
 
 
+@pytest.mark.parametrize("token", [-1, 10**9, "a", 1.5])
+def test_what_is_no_token_is_told_with_whose_it_is(token: object, install: Install) -> None:
+    install("medusa.drafters", "echo", "tests.examples.test_function_drafter:echo")
+    source = FunctionGuesses(lambda tokens: [1, token], 97, "echo of another-echo")  # type: ignore[list-item]
+    with pytest.raises(PartError, match=r"echo of another-echo guesses .*, which is no token of this model"):
+        source.path([1, 2])
+
+
+def test_a_function_is_believed_as_far_as_it_was_right() -> None:
+    source, tokens, chances = FunctionGuesses(lambda tokens: [len(tokens)] * 2, 97, "x"), [5, 6], []
+    for _ in range(30):
+        trie = Trie(tokens[-1])
+        source.add_guesses(Context([tokens], torch.tensor([tokens[-1]]), torch.zeros(1, 4)), [trie], 0.0)
+        chances.append(trie.chances[1:])
+        tokens = [*tokens, len(tokens), 0]
+    assert chances[-1][0] > 0.9 > chances[0][0]
+    assert chances[-1][1] < 0.1 < chances[0][1]
+
+
 def test_the_command_line_knows_the_name(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "Hi", "--drafter", "ecko"]) == 2
     assert "echo?" not in capsys.readouterr().err
-    install("medusa.drafters", "echo", "tests.examples.test_function_drafter:KIND")
+    install("medusa.drafters", "echo", "tests.examples.test_function_drafter:echo")
     assert main(["generate", "Hi", "--drafter", "ecko"]) == 2
     assert "did you mean echo?" in capsys.readouterr().err
     assert main(["generate", "Hi", "--drafter", "echo", "--heads", "runs/mine"]) == 1
@@ -96,12 +99,16 @@ def test_the_command_line_knows_the_name(install: Install, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("value", "told"),
     [
-        ("tests.examples.test_function_drafter:NO_KIND", "is no DrafterKind"),
+        (
+            "tests.examples.test_function_drafter:NO_DRAFTER",
+            "is neither a function nor a class with add_guesses or propose",
+        ),
+        ("tests.examples.test_function_drafter:HalfDrafter", "is no Drafter: it lacks start"),
         ("tests.examples.test_function_drafter:GONE", "can't be imported: .*GONE"),
-        ("no_such_package_here:KIND", "can't be imported: No module named"),
+        ("no_such_package_here:echo", "can't be imported: No module named"),
     ],
 )
 def test_a_part_that_is_none_is_told_with_whose_it_is(value: str, told: str, install: Install) -> None:
     install("medusa.drafters", "echo", value)
-    with pytest.raises(MedusaError, match=f"another-echo brings as medusa.drafters: echo, {told}"):
+    with pytest.raises(PartError, match=f"another-echo brings as medusa.drafters: echo, {told}"):
         load_drafter(DrafterChoice("echo"), target_of(tiny_model("llama")))

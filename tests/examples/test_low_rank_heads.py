@@ -6,34 +6,42 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.assemble import DrafterChoice, in_shape, load_drafter
+from medusa_cli.config.recipe import HeadsSettings
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.errors import FormatError
+from medusa_cli.errors import FormatError, RecipeError
 from medusa_cli.formats.native import write_heads
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.config import HeadsConfig
 from medusa_cli.registry import read_heads
 from medusa_cli.trees.files import parse_tree
 from tests.cli.harness import make_model, run_here, train_args
 from tests.examples.conftest import Install
 from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
-RANK = 16
+
+class LowRankConfig(HeadsConfig):
+    """heads.options={rank: 8} says how narrow."""
+
+    rank: int = Field(16, ge=1, le=4096)
 
 
 class LowRankHeads(Heads):
-    """x + up(SiLU(down(x))) for each head, through RANK numbers: a part of the weights of a full block."""
+    """x + up(SiLU(down(x))) for each head, through `rank` numbers: a part of the weights of a full block."""
 
-    def __init__(self, config: MedusaConfig, draft_ids_W: Tensor) -> None:
+    describes = LowRankConfig
+
+    def __init__(self, config: LowRankConfig, draft_ids_W: Tensor) -> None:
         super().__init__(config, draft_ids_W)
         generator = torch.Generator().manual_seed(0)
-        down_KRH = torch.randn(config.num_heads, RANK, config.hidden_size, generator=generator, device="cpu")
+        down_KRH = torch.randn(config.num_heads, config.rank, config.hidden_size, generator=generator, device="cpu")
         self.down_weight = nn.Parameter(down_KRH / config.hidden_size**0.5)
-        self.up_weight = nn.Parameter(torch.zeros(config.num_heads, config.hidden_size, RANK))
+        self.up_weight = nn.Parameter(torch.zeros(config.num_heads, config.hidden_size, config.rank))
 
     def inputs(self, hidden: Tensor, path: Tensor) -> Tensor:
         """The hidden state alone."""
@@ -51,8 +59,8 @@ def installed(install: Install) -> None:
 
 def some_heads(name: str) -> Heads:
     target = target_of(tiny_model(name))
-    config = MedusaConfig(
-        type="low-rank", num_heads=3, num_layers=1, hidden_size=target.hidden_size, vocab_size=target.vocab_size,
+    config = LowRankConfig(
+        type="low-rank", num_heads=3, hidden_size=target.hidden_size, vocab_size=target.vocab_size,
         draft_vocab=40, own_output=False, output_bias=target.output_bias is not None, target_name="tiny",
         target_fingerprint=target.fingerprint,
     )  # fmt: skip
@@ -101,14 +109,32 @@ def test_the_whole_path_trains_them_and_they_write_the_models_text(tmp_path: Pat
     tiny = make_model(tmp_path / "tiny")
     done = run_here(
         *train_args(
-            tiny, tmp_path / "run", "--heads-type", "low-rank", "--learning-rate", 0.02, "--epochs", 60, "--json"
+            tiny,
+            tmp_path / "run",
+            "--heads-type",
+            "low-rank",
+            "--learning-rate",
+            0.02,
+            "--epochs",
+            60,
+            "--json",
+            "heads.options={rank: 8}",
         )
     )
     assert done.code == 0, done.err
+    assert json.loads((tmp_path / "run" / "heads.json").read_text())["config"]["rank"] == 8
     losses = _losses(tmp_path / "run" / "train.jsonl")
     assert min(losses) < 0.5 * losses[0], "they learn"
     done = run_here("generate", "Hi", "-m", tiny, "--heads", tmp_path / "run", "--speculate", "on", "--check", "-n", 16)
     assert done.code == 0, done.err
+
+
+def test_a_setting_of_the_kind_s_own_is_held_to_what_it_may_be(tmp_path: Path) -> None:
+    facts = {"hidden_size": 8, "vocab_size": 9, "draft_vocab": 9, "output_bias": False, "target_name": "x"}
+    for options, told in (({"rnk": 4}, "have no setting heads.options.rnk"), ({"rank": 0}, "heads.options.rank: ")):
+        settings = HeadsSettings(type="low-rank", options=options)
+        with pytest.raises(RecipeError, match=told):
+            LowRankConfig.of(settings, target_fingerprint="y", **facts)
 
 
 def _losses(file: Path) -> list[float]:

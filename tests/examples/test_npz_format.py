@@ -15,7 +15,7 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.config import HeadsConfig
 from medusa_cli.heads.kinds import heads_class
 from medusa_cli.registry import read_config, read_heads
 from tests.drafters.test_dynamic_drafter import random_heads
@@ -33,12 +33,17 @@ class NpzFormat:
     def detect(self, folder: Path) -> bool:
         return (folder / FILE).is_file()
 
-    def read_config(self, folder: Path) -> MedusaConfig:
-        return MedusaConfig.model_validate_json(str(self._arrays(folder)["config"]))
+    def read_config(self, folder: Path) -> HeadsConfig:
+        return self._config(self._arrays(folder))
+
+    def _config(self, arrays: dict[str, np.ndarray]) -> HeadsConfig:
+        described = json.loads(str(arrays["config"]))
+        return heads_class(described["type"]).describes.model_validate(described)
 
     def read(self, folder: Path) -> Heads:
         arrays = self._arrays(folder)
-        config = MedusaConfig.model_validate_json(str(arrays.pop("config")))
+        config = self._config(arrays)
+        del arrays["config"]
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         heads = heads_class(config.type)(config, tensors["draft_ids"])
         heads.load_state_dict(tensors)

@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from medusa_cli.errors import HeadsMismatch
-from medusa_cli.heads.medusa import MedusaHeads
+from medusa_cli.heads.config import HydraConfig
+from medusa_cli.heads.medusa import HydraHeads, MedusaHeads
 from medusa_cli.heads.start import take_over
 from tests.heads.test_medusa_heads import HIDDEN, config, draft_ids, output, randomise
 
@@ -20,7 +21,8 @@ def logits(heads: MedusaHeads) -> torch.Tensor:
 
 
 def test_hydra_heads_begin_by_guessing_what_the_medusa_heads_guess():
-    source, heads = randomise(made()), made(type="hydra")
+    source, described = randomise(made()), config(**SEEN).model_dump()
+    heads = HydraHeads.fresh(HydraConfig(**{**described, "type": "hydra"}), draft_ids(), output())
     found = take_over(heads, source)
     assert found.new == ["path_weight"]
     torch.testing.assert_close(logits(heads), logits(source))

@@ -14,7 +14,7 @@ from medusa_cli.data.rows import is_on_the_hub
 from medusa_cli.data.user_turns import asked_turns
 from medusa_cli.errors import TargetError
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import MedusaConfig
+from medusa_cli.heads.config import HeadsConfig
 from medusa_cli.heads.kinds import heads_class
 from medusa_cli.model.loading.gguf_conversion import converted
 from medusa_cli.model.loading.huggingface import fetch_config, weights_are_here
@@ -26,7 +26,7 @@ from medusa_cli.pipeline.data_stage import conversations_of, has_answers
 from medusa_cli.pipeline.planning.disk import Disk, count_lines, disk_of, stored_bytes, stored_samples
 from medusa_cli.pipeline.planning.effort import Effort, measure_effort
 from medusa_cli.pipeline.planning.joint_plan import JointPlan, joint_plan, joint_seconds
-from medusa_cli.pipeline.planning.run_memory import FLOAT, Memory, memory_of, meta_model, packs
+from medusa_cli.pipeline.planning.run_memory import FLOAT, Memory, draft_width, memory_of, meta_model, outline_of, packs
 from medusa_cli.pipeline.run import fresh_heads
 from medusa_cli.train.early_stopping import steps_between
 from medusa_cli.train.store import bytes_per_place
@@ -102,7 +102,7 @@ def plan_of(recipe: Recipe) -> Plan:
     tokens = data.max_seq_length if given else _answer_tokens(data)
     learnt = data.num_samples * (1 - data.held_out) * tokens
     steps = math.ceil(recipe.train.epochs * learnt / recipe.train.batch_size)
-    parameters = _parameters(recipe, text.hidden_size, text.vocab_size)
+    parameters = _parameters(outline_of(recipe, text.hidden_size, text.vocab_size))
     places = data.num_samples * (tokens + 1 if data.target_answers else data.max_seq_length)
     # held-out prompts are answered by the target where its words are not learnt, and by the adapted one
     times = (not data.target_answers) + (recipe.lora is not None)
@@ -228,30 +228,11 @@ def _source(recipe: Recipe) -> Source:
 
 def _noise_heads(recipe: Recipe, target: Target) -> Heads:
     """Heads over the first tokens: which ones makes no difference to the time."""
-    return fresh_heads(recipe, target, torch.arange(_width(recipe, target.real_vocab)))
+    return fresh_heads(recipe, target, torch.arange(draft_width(recipe, target.real_vocab)))
 
 
-def _parameters(recipe: Recipe, hidden_size: int, vocab_size: int) -> int:
+def _parameters(config: HeadsConfig) -> int:
     """Trained parameters of the heads, counted on heads without memory."""
-    width = _width(recipe, vocab_size)
-    config = MedusaConfig(
-        type=recipe.heads.type,
-        num_heads=recipe.heads.num_heads,
-        num_layers=recipe.heads.num_layers,
-        hidden_size=hidden_size,
-        vocab_size=vocab_size,
-        draft_vocab=width,
-        own_output=recipe.heads.own_output,
-        output_bias=False,
-        sees_root=recipe.heads.sees_root,
-        target_name=recipe.target.model,
-        target_fingerprint="",
-    )
     with torch.device("meta"):
-        heads = heads_class(config.type)(config, torch.zeros(width, dtype=torch.long))
+        heads = heads_class(config.type)(config, torch.zeros(config.draft_vocab, dtype=torch.long))
     return sum(parameter.numel() for parameter in heads.parameters())
-
-
-def _width(recipe: Recipe, vocab_size: int) -> int:
-    """Entries of the draft vocabulary, of so many that there are."""
-    return min(recipe.heads.draft_vocab or vocab_size, vocab_size)

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 from medusa_cli.config.recipe import Recipe
 from medusa_cli.decode.memory import free_bytes
 from medusa_cli.errors import TargetError
+from medusa_cli.heads.config import HeadsConfig
+from medusa_cli.heads.kinds import heads_class
 from medusa_cli.kernels.packed import can_pack
 from medusa_cli.model.cache import BLOCK
 from medusa_cli.model.forward_memory import ForwardMemory, largest_of
@@ -220,16 +222,34 @@ def base_bytes() -> int:
     return taken if sys.platform == "darwin" else taken * 1024
 
 
+def draft_width(recipe: Recipe, vocab: int) -> int:
+    """Entries of the draft vocabulary, of so many that there are."""
+    return min(recipe.heads.draft_vocab or vocab, vocab)
+
+
+def outline_of(recipe: Recipe, hidden: int, vocab: int) -> HeadsConfig:
+    """What the heads will be, as far as their size goes."""
+    return heads_class(recipe.heads.type).describes.of(
+        recipe.heads,
+        hidden_size=hidden,
+        vocab_size=vocab,
+        draft_vocab=draft_width(recipe, vocab),
+        output_bias=False,
+        target_name=recipe.target.model,
+        target_fingerprint="",
+    )
+
+
 def learning_bytes(recipe: Recipe, hidden: int, vocab: int, parameters: int, *, packed: bool) -> int:
     """What training adds to the target: heads, what the optimizer keeps, the rows they see, and a piece of a step.
 
     packed   whether a shared output is copied into the layout of the CPU's kernels
     """
     heads, train = recipe.heads, recipe.train
-    width = min(heads.draft_vocab or vocab, vocab)
+    width = draft_width(recipe, vocab)
     rows = 0 if heads.own_output else width * hidden * FLOAT * ((width < vocab) + packed)
     places = min(train.micro_batch_size or train.batch_size, train.batch_size)
-    inputs = 1 + (heads.num_heads if heads.type == "hydra" else 1 if heads.sees_root else 0)
+    inputs = outline_of(recipe, hidden, vocab).num_inputs
     blocks = (FIRST_LAYER + FURTHER_LAYER * (heads.num_layers - 1)) * heads.num_heads
     piece = places * hidden * FLOAT * (2 * inputs + blocks) + LOGITS * train.loss_chunk * width * FLOAT
     # a decode has a copy of the heads, and patience the best ones
