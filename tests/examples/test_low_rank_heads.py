@@ -14,10 +14,11 @@ from medusa_cli.assemble import DrafterChoice, in_shape, load_drafter
 from medusa_cli.config.recipe import HeadsSettings
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.errors import FormatError, RecipeError
+from medusa_cli.errors import FormatError, PartError, RecipeError
 from medusa_cli.formats.native import write_heads
 from medusa_cli.heads.base import Heads
 from medusa_cli.heads.config import HeadsConfig
+from medusa_cli.heads.kinds import heads_class
 from medusa_cli.registry import read_heads
 from medusa_cli.trees.files import parse_tree
 from tests.cli.harness import make_model, run_here, train_args
@@ -135,6 +136,12 @@ def test_a_setting_of_the_kind_s_own_is_held_to_what_it_may_be(tmp_path: Path) -
         settings = HeadsSettings(type="low-rank", options=options)
         with pytest.raises(RecipeError, match=told):
             LowRankConfig.of(settings, target_fingerprint="y", **facts)
+
+
+def test_what_is_no_kind_of_heads_is_told_with_whose_it_is(install: Install) -> None:
+    install("medusa.heads", "odd", "tests.examples.test_low_rank_heads:LowRankConfig")
+    with pytest.raises(PartError, match="another-odd brings as medusa.heads: odd, is no Heads"):
+        heads_class("odd")
 
 
 def _losses(file: Path) -> list[float]:

@@ -13,7 +13,7 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.assemble import DrafterChoice, load_drafter
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.errors import FormatError, HeadsMismatch
+from medusa_cli.errors import FormatError, HeadsMismatch, PartError
 from medusa_cli.heads.base import Heads
 from medusa_cli.heads.config import HeadsConfig
 from medusa_cli.heads.kinds import heads_class
@@ -110,3 +110,16 @@ def test_a_folder_of_no_known_format_is_told_as_ours(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text(json.dumps({}))
     with pytest.raises(FormatError, match=r"heads\.json is missing"):
         read_heads(tmp_path, target_of(tiny_model("llama")))
+
+
+class HalfFormat:
+    """Knows its folders and reads none."""
+
+    def detect(self, folder: Path) -> bool:
+        return True
+
+
+def test_a_format_that_lacks_methods_is_told_with_their_names_and_whose_it_is(tmp_path: Path, install: Install) -> None:
+    install("medusa.formats", "half", "tests.examples.test_npz_format:HalfFormat")
+    with pytest.raises(PartError, match="another-half brings .* is no HeadFormat: it lacks .*read.*write"):
+        read_config(tmp_path)
