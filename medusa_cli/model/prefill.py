@@ -79,7 +79,8 @@ def pieces(
 
 def peak_bytes(memory: ForwardMemory, rows: int, longest: int) -> int:
     """What the largest piece takes of so many prompts of this length."""
-    together = next((count for count in range(rows, 1, -1) if _fit(memory, Shape(count, longest, longest))), 1)
+    most = min(rows, PREFILL_CHUNK // max(1, longest))  # more rows are never read together
+    together = next((count for count in range(most, 1, -1) if _fit(memory, Shape(count, longest, longest))), 1)
     tokens = longest if together > 1 else _tokens_alone(memory, longest, longest)
     return memory.bytes(together, tokens, longest)
 
