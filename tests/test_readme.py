@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,12 @@ def test_a_quoted_make_target_is_in_the_makefile(file: Path) -> None:
     in_blocks = [word for words in shell_lines(text) if words[0] == "make" for word in words[1:] if "=" not in word]
     inline = re.findall(r"`make ([a-z-]+)", text)
     assert set(in_blocks + inline) <= targets
+
+
+def test_each_line_of_make_help_fits_a_terminal() -> None:
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert listed.count("\n") > 10
+    assert max(map(len, listed.splitlines())) <= 80
 
 
 def test_the_map_is_the_package_s() -> None:
