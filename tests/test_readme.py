@@ -3,6 +3,7 @@
 import ast
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,17 @@ def medusa_lines(text: str) -> list[list[str]]:
     return [words[1:] for words in shell_lines(text) if words[0] == "medusa"]
 
 
+def demo_lines() -> list[list[str]]:
+    """The arguments of each medusa command of `make demo`."""
+    recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert recipe
+    return [shlex.split(line)[1:] for line in recipe[1].splitlines() if "$(MEDUSA)" in line]
+
+
 def quoted() -> list[Any]:
-    """Every command a document or a recipe quotes."""
+    """Every command that a document, a recipe or the demo quotes."""
     found = [(file, args) for file in WRITTEN_BY_HAND for args in medusa_lines(file.read_text(encoding="utf-8"))]
+    found += [(ROOT / "Makefile", args) for args in demo_lines()]
     for file in sorted((ROOT / "recipes").glob("*.yaml")):
         command = re.search(r"^# Command: +medusa (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
         assert command, f"{file.name} names the command that runs it"
@@ -51,15 +60,28 @@ def quoted() -> list[Any]:
     return [pytest.param(args, id=f"{file.name}: {' '.join(args)}") for file, args in found]
 
 
+def parsed(args: list[str]) -> Any:
+    """The context of the command that a line calls: flags are parsed and their values checked; nothing runs."""
+    command: Any = typer.main.get_command(make_app(COMMANDS))
+    context = command.context_class(command, info_name="medusa")
+    while hasattr(command, "commands"):
+        name, *args = args
+        command = command.get_command(context, name)
+        assert command, f"no such command: {name}"
+        if not hasattr(command, "commands"):
+            return command.make_context(name, args, parent=context)
+        context = command.context_class(command, info_name=name, parent=context)
+    raise AssertionError("a group is no command")
+
+
 @pytest.mark.parametrize("args", quoted())
 def test_a_quoted_command_is_one_the_program_takes(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    root: Any = typer.main.get_command(make_app(COMMANDS))
-    context = root.context_class(root, info_name="medusa")
-    command = root.get_command(context, args[0])
-    assert command, f"no such command: {args[0]}"
-    # parses flags and checks their values; runs nothing
-    command.make_context(args[0], args[1:], parent=context)
+    context = parsed(args)
+    words = context.command_path.split()[1:]
+    assert words == args[: len(words)]
+    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
+    assert bool(given) == (len(args) > len(words)), "what follows the command is read as its settings"
 
 
 def test_readme_shows_every_command() -> None:
@@ -89,6 +111,12 @@ def test_a_quoted_make_target_is_in_the_makefile(file: Path) -> None:
     assert set(in_blocks + inline) <= targets
 
 
+def test_each_line_of_make_help_fits_a_terminal() -> None:
+    listed = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert listed.count("\n") > 10
+    assert max(map(len, listed.splitlines())) <= 80
+
+
 def test_the_map_is_the_package_s() -> None:
     assert (ROOT / "docs/map.md").read_text(encoding="utf-8") == package_map(), "run: make docs"
 
@@ -108,18 +136,6 @@ def test_the_table_of_rooms_in_readme_names_each_room() -> None:
     assert named == {folder.parent.name for folder in PACKAGE.glob("*/__init__.py")}
 
 
-def demo_lines() -> list[list[str]]:
-    """The arguments of each medusa command of `make demo`."""
-    recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
-    assert recipe
-    return [shlex.split(line)[1:] for line in recipe[1].splitlines() if "$(MEDUSA)" in line]
-
-
-@pytest.mark.parametrize("args", demo_lines(), ids=" ".join)
-def test_a_command_of_the_demo_is_one_the_program_takes(args: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    test_a_quoted_command_is_one_the_program_takes(args, monkeypatch)
-
-
 def test_the_demo_begins_with_a_reply_and_a_bench_of_the_heads_that_ship() -> None:
     assert [args[0] for args in demo_lines()[:3]] == ["generate", "bench", "train-heads"]
     assert not any("--heads" in args for args in demo_lines()[:2])
@@ -133,6 +149,9 @@ def test_links_and_paths_in_a_document_lead_somewhere(file: Path) -> None:
     paths = re.findall(r"`((?:medusa_cli|tests|docs|recipes)/[\w./-]*)`", prose)
     missing = [link for link in links if not (file.parent / link).exists()]
     missing += [path for path in paths if not (ROOT / path).exists()]
+    rooms = "|".join(folder.parent.name for folder in PACKAGE.glob("*/__init__.py"))
+    within = re.findall(rf"`((?:{rooms})/[\w/]*(?:\.py)?)`", prose)
+    missing += [path for path in within if not any((PACKAGE / f"{path}{end}").exists() for end in ("", ".py"))]
     assert not missing
 
 

@@ -26,7 +26,7 @@ def what_limits(ours: ArmFigures) -> list[str]:
     if not shares:
         return []
     largest = max(shares, key=lambda part: shares[part])
-    said = [f"{_PARTS[largest]} takes {100 * shares[largest]:.0f} % of the time"]
+    said = [f"{_PARTS[largest].capitalize()} takes {100 * shares[largest]:.0f} % of the time"]
     second = "draft" if largest != "draft" else "verify"
     if second in shares:
         said.append(f"{_PARTS[second]} {100 * shares[second]:.0f} %")
@@ -38,25 +38,25 @@ def cause_and_cure(report: Report, subject: str, even: float) -> list[str]:
     ours = report.arms[subject]
     drafts = ours.spec_decode_num_drafts
     if not drafts:
-        return ["cause: no guess was offered.", *_try(_more_guesses(subject))]
+        return ["Cause: no guess was offered.", *_try(_more_guesses(subject))]
     if ours.spec_decode_accepted_tokens / drafts < _NO_GUESS_RIGHT:
-        return ["cause: almost no guess was right.", *_try(_better_guesses(subject))]
+        return ["Cause: almost no guess was right.", *_try(_better_guesses(subject))]
     shares = _shares(ours)
     if shares.get("draft", 0.0) > _GUESSING_IS_DEAR:
-        return [f"cause: guessing takes {100 * shares['draft']:.0f} % of the time.", *_try(_cheaper_guesses(subject))]
+        return [f"Cause: guessing takes {100 * shares['draft']:.0f} % of the time.", *_try(_cheaper_guesses(subject))]
     outside = shares.get("prefill", 0.0) + shares.get("other", 0.0)
     if outside > _MOST_LIES_OUTSIDE:
         return [
-            f"cause: {100 * outside:.0f} % of the time goes to reading prompts and bookkeeping, which no guess "
+            f"Cause: {100 * outside:.0f} % of the time goes to reading prompts and bookkeeping, which no guess "
             "shortens.",
             *_try(["longer replies (--max-new-tokens)"]),
         ]
     nodes = ours.spec_decode_draft_tokens / drafts
     guesses = "a guess" if round(nodes) == 1 else f"{nodes:.0f} guesses"
     brings = "more than it brings" if (ours.tokens_per_step or 0.0) < even else "about what it brings"
-    said = [f"cause: a step that checks {guesses} costs {even:.2f} plain tokens, {brings}."]
+    said = [f"Cause: a step that checks {guesses} costs {even:.2f} plain tokens, {brings}."]
     if report.runner == "compiled":
-        said.append("with runner compiled a plain step is cheap, so that guesses are dear beside it.")
+        said.append("With runner compiled a plain step is cheap, so that guesses are dear beside it.")
     return [*said, *_try(_cheaper_steps(report, subject, nodes))]
 
 
@@ -75,8 +75,8 @@ def slower_categories(report: Report, subject: str) -> list[str]:
         if slow:
             listed = ", ".join(f"{category} ({ratio:.2f}x)" for ratio, category in slow[:_NAMED])
             more = f" and {len(slow) - _NAMED} more" if len(slow) > _NAMED else ""
-            found.append(f"slower than {name} in {listed}{more}")
-    return ["; ".join(found) + "."] if found else []
+            found.append(f"than {name} in {listed}{more}")
+    return ["Slower " + "; ".join(found) + "."] if found else []
 
 
 def _with_heads(subject: str) -> bool:
@@ -140,7 +140,7 @@ def _try(cures: list[str]) -> list[str]:
     if not cures:
         return []
     listed = cures[0] if len(cures) == 1 else f"{'; '.join(cures[:-1])}; or {cures[-1]}"
-    return [f"try: {listed}."]
+    return [f"Try: {listed}."]
 
 
 def _shares(ours: ArmFigures) -> dict[str, float]:

@@ -87,11 +87,11 @@ def build_arms(settings: TargetSettings, choice: DrafterChoice, names: Sequence[
     llama = LlamaCppArm(gguf, stop, torch.get_num_threads()) if gguf else None
     hf_arms = _hf_arms(settings, adapter, names, target, stop)
     neutralised = shaping_settings(target.model.generation_config)
-    notes = {f"note: {_neutralised(neutralised)}"} if neutralised else set[str]()
+    notes = {f"Note: {_neutralised(neutralised)}"} if neutralised else set[str]()
     if settings.runner == "auto" and could_compile(target):
-        notes.add(f"note: {NOT_COMPILED}.")
+        notes.add(f"Note: {NOT_COMPILED}.")
     if adapter:
-        notes.add(f"note: every arm runs {target.name} with the adapter that the heads belong to.")
+        notes.add(f"Note: every arm runs {target.name} with the adapter that the heads belong to.")
 
     def make_room(prompts: Sequence[Sequence[int]], num_rows: int) -> None:
         for number, prompt in enumerate(prompts, start=1):

@@ -5,8 +5,8 @@ from medusa_cli.bench.compare import AS_STORED, LLAMA_CPP, Divergence, dtype_of
 from medusa_cli.bench.document import Report
 
 _SMALLER_WEIGHTS = (
-    "cause: llama.cpp reads the weights as the file stores them, most often in 4 to 8 bits, and our arms in 16 or 32.",
-    "try: --compare greedy,llama-cpp, which also shows what guessing brings.",
+    "Cause: llama.cpp reads the weights as the file stores them, most often in 4 to 8 bits, and our arms in 16 or 32.",
+    "Try: --compare greedy,llama-cpp, which also shows what guessing brings.",
 )
 
 
@@ -21,13 +21,13 @@ def verdict_in_words(report: Report, subject: str) -> str:
     name = baseline_of(report)
     ratio = report.speedup.get(name) if name else None
     if name is None or ratio is None:
-        return f"no verdict: {subject} was compared with no arm that wrote a token."
+        return f"No verdict: {subject} was compared with no arm that wrote a token."
     low, high = report.speedup_spread[name] or (ratio, ratio)
     sentences = [_speed(subject, _label(report, name), ratio, low, high)]
     if name != "greedy" and report.speedup.get("greedy"):
         even = break_even(report, subject, "greedy")
         sentences.append(
-            f"against our own loop without guesses (greedy): {report.speedup['greedy']:.2f}x"
+            f"Against our own loop without guesses (greedy): {report.speedup['greedy']:.2f}x"
             + (f", break-even there: {even:.2f} tokens a step." if even is not None else ".")
         )
     sentences += _why(report, subject, name, pays=low > 1)
@@ -61,8 +61,8 @@ def _speed(subject: str, label: str, ratio: float, low: float, high: float) -> s
     """The first sentence."""
     spread = f"({low:.2f} to {high:.2f})"
     if low <= 1 <= high:
-        return f"no clear difference: {subject} is {ratio:.2f}x as fast as {label} {spread}."
-    word = "faster" if ratio > 1 else "slower"
+        return f"No clear difference: {subject} is {ratio:.2f}x as fast as {label} {spread}."
+    word = "Faster" if ratio > 1 else "Slower"
     return f"{word}: {subject} is {ratio:.2f}x as fast as {label} {spread}."
 
 
@@ -92,10 +92,10 @@ def _why(report: Report, subject: str, name: str, pays: bool) -> list[str]:
     """Break-even; where speculation pays, what limits it, and where it doesn't, the cause and what to try."""
     even = break_even(report, subject, name)
     if even is None:
-        return ["every reply ended with its first token: no step was taken."]
+        return ["Every reply ended with its first token: no step was taken."]
     ours = report.arms[subject]
     said = [
-        f"a step brings {ours.tokens_per_step:.2f} tokens and costs as much as {even:.2f} tokens of {name} "
+        f"A step brings {ours.tokens_per_step:.2f} tokens and costs as much as {even:.2f} tokens of {name} "
         f"(break-even: {even:.2f} tokens a step)."
     ]
     if pays:
@@ -111,8 +111,8 @@ def _identity(report: Report) -> str:
         return f"NOT IDENTICAL: {wrong} replies differ where the model was not near a tie."
     alike = {name: same for name, same in report.identical.items() if _same_dtype(report, name)}
     if alike and all(same.same == same.of for same in alike.values()):
-        return "every reply is the same, token by token."
-    return f"replies that differ part at near ties only ({near} of them)." if near else ""
+        return "Every reply is the same, token by token."
+    return f"Replies that differ part at near ties only ({near} of them)." if near else ""
 
 
 def _llama_cpp(report: Report, subject: str) -> str:

@@ -225,10 +225,10 @@ def measure(asked: Asked, build: "Callable[[], Bench]", console: Console, folder
         trials = run_bench(bench.arms, rows, plan, bench.clock, lambda done, _: bar.advance(done - bar.done), memory)
     contention = meter.read()
     if contention.busy:
-        notes.append(f"warning: the machine was {contention.in_words()}; figures in a quiet moment may differ.")
+        notes.append(f"Warning: the machine was {contention.in_words()}; figures in a quiet moment may differ.")
     else:
         bench.correct_costs()
-    notes += [f"warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
+    notes += [f"Warning: {name} wrote different replies to the same prompt." for name in unsteady(trials)]
     comparison = compare(trials, bench.subject, bench.setup.dtype, bench.logits_after)
     run = Run.model_validate({**asdict(origin), **asked.shape, "contention": contention.document()})
     report = build_report(bench.setup, trials, bench.subject, comparison, notes, run)
@@ -250,9 +250,9 @@ def _odd_prompts(asked: Asked, bench: "Bench") -> list[str]:
                 f"{warning}: guesses on them say nothing about real text",
                 "use prompts people write, or pass --allow-random-prompts to measure all the same",
             )
-        notes.append(f"warning: {warning}; the figures don't carry over to real text.")
+        notes.append(f"Warning: {warning}; the figures don't carry over to real text.")
     doubled = repeated(asked.questions)
-    return [*notes, *(f"note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in doubled)]
+    return [*notes, *(f"Note: the same prompt is there {len(ids)} times ({', '.join(ids)})." for ids in doubled)]
 
 
 def _show(report: "Report", console: Console) -> None:

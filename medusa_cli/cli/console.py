@@ -106,9 +106,9 @@ class Console:
         if not self.json:
             print(text)
 
-    def say(self, text: str) -> None:
-        """Sentences of the result on stdout, broken between words where the terminal is narrower."""
-        self.out(wrapped(text, sys.stdout))
+    def say(self, text: str, indent: int = 0) -> None:
+        """Sentences of the result on stdout, broken between words where the terminal is narrower; see `wrapped`."""
+        self.out(wrapped(text, sys.stdout, indent))
 
     def marked(self, runs: Sequence[tuple[str, bool]]) -> None:
         """Runs of text as a result on stdout: the marked ones between \u27e6 and \u27e7, and green on a terminal."""
@@ -121,16 +121,21 @@ class Console:
             print(text, end="", flush=True)
 
     def table(
-        self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "", spare: Sequence[str] = ()
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        title: str = "",
+        spare: Sequence[str] = (),
+        cut: str = "",
     ) -> None:
         """Rows under named columns on stdout: numbers right-aligned, nothing cut off when the output is no terminal.
 
-        spare   columns that a narrow terminal leaves out, those to go first first; --verbose wraps them instead
+        spare, cut   as in `Table`; --verbose wraps them instead
         """
         if self.json:
             return
         cells = [[_cell(value) for value in row] for row in rows]
-        left_out = draw_table(Table(columns, cells, title, () if self.verbose else spare))
+        left_out = draw_table(Table(columns, cells, title, *(((), "") if self.verbose else (spare, cut))))
         if left_out:
             names = ", ".join(name for name in columns if name in left_out)
             self.info(f"left out for want of room: {names}; --json has all columns")
@@ -230,6 +235,11 @@ def _one_line(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in " ".join(text.split()))
 
 
+def span(seconds: float) -> str:
+    """0.0063 -> 6 ms; 1.26 -> 1.3 s."""
+    return f"{seconds:.1f} s" if seconds >= 0.95 else f"{max(1, round(1000 * seconds))} ms"
+
+
 def duration(seconds: float) -> str:
     """87 -> 1:27."""
     minutes, seconds = divmod(round(seconds), 60)
@@ -266,9 +276,9 @@ def write_result(file: Path, content: bytes) -> None:
 
 
 def _cell(value: object) -> str:
-    """A cell's text: floats to three significant places or two decimals, None as a dash."""
+    """A cell's text: floats to two decimals or none, thousands apart, None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, float):
-        return f"{value:.2f}" if abs(value) < 1000 else f"{value:.0f}"
-    return str(value)
+        return f"{value:.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

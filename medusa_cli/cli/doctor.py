@@ -220,8 +220,8 @@ def _lines(document: dict[str, Any]) -> dict[str, str]:
         "layers": ", ".join(_layers(layer) for layer in document["layers"]),
         "memory": f"weights {_metric(document['weights_bytes'])}B",
         "cache": f"{document['cache']}, {_metric(document['cache_bytes_per_token'])}B a token",
-        "context": f"{document['context_limit']} tokens" if document["context_limit"] else "no limit",
-        "vocabulary": f"{document['vocabulary']} rows, {document['known_tokens']} known to the tokenizer",
+        "context": f"{document['context_limit']:,} tokens" if document["context_limit"] else "no limit",
+        "vocabulary": f"{document['vocabulary']:,} rows, {document['known_tokens']:,} known to the tokenizer",
         "stop ids": stops or "none: texts end at their budget only",
         "chat template": "yes" if document["chat_template"] else "no: prompts are taken as plain text",
         "heads": document["heads"] or "none known: train some with medusa train-heads, or name them with --heads",
@@ -254,4 +254,4 @@ def _verdict(result: "CheckResult") -> str:
 
 def _show(console: Console, label: str, text: str) -> None:
     """One line of the report."""
-    console.out(f"{label:<14} {text}")
+    console.say(f"{label:<14} {text}", indent=15)

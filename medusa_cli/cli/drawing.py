@@ -3,12 +3,12 @@
 Nothing drawn here is read as markup, and rich itself is imported when a bar or a table is first drawn.
 """
 
-import shutil
+import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 BETWEEN = "  "  # stands between the parts of a bar's note
 _BAR = 20  # columns, where there is room for them
 _LEAST_BAR = 6
+_USUAL = 80  # columns of a terminal that doesn't tell
 _UNBOUND = 10_000  # wider than any table
+_LEAST_CUT = 40  # columns of a cell that is cut: with fewer it says nothing
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,31 @@ def bar(title: str, total: float | None, done: float) -> Iterator[Bar]:
         )
 
 
-def wrapped(text: str, stream: TextIO) -> str:
-    """The text with its lines broken between words where the terminal is narrower; as it is when there is none."""
+def width_of(stream: TextIO) -> int | None:
+    """Columns there are to write in: those that the variable COLUMNS names, else the terminal's; None without both."""
+    named = os.environ.get("COLUMNS", "")
+    if named.isdecimal() and int(named):
+        return int(named)
     if not stream.isatty():
+        return None
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or _USUAL
+    except (OSError, ValueError):
+        return _USUAL
+
+
+def wrapped(text: str, stream: TextIO, indent: int = 0) -> str:
+    """The text with its lines broken between words where there are fewer columns; as it is where nothing bounds it.
+
+    indent   spaces before each further line of a line
+    """
+    width = width_of(stream)
+    if width is None:
         return text
-    width = shutil.get_terminal_size().columns
-    lines = (
-        textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""] for line in text.split("\n")
+    wrapper = textwrap.TextWrapper(
+        width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
     )
-    return "\n".join(part for line in lines for part in line)
+    return "\n".join(part for line in text.split("\n") for part in wrapper.wrap(line) or [""])
 
 
 def fitting(note: str, room: int) -> str:
@@ -88,35 +106,47 @@ class Table:
     """Cells as text under the names of their columns.
 
     spare   columns that a narrow terminal leaves out, those to go first first
+    cut     the last column, whose cells are cut between words to what room the others leave; "" for none
     """
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     title: str = ""
     spare: Sequence[str] = ()
+    cut: str = ""
 
     def without(self, name: str) -> "Table":
         """The same without this column."""
         kept = [index for index, column in enumerate(self.columns) if column != name]
         rows = [[row[index] for index in kept] for row in self.rows]
-        return Table([self.columns[index] for index in kept], rows, self.title, self.spare)
+        return replace(self, columns=[self.columns[index] for index in kept], rows=rows)
+
+    def within(self, room: int) -> "Table":
+        """The same with the cells of the column `cut` shortened to so many columns."""
+        if not self.cut:
+            return self
+        rows = [[*row[:-1], textwrap.shorten(row[-1], room, placeholder=" …")] for row in self.rows]
+        return replace(self, rows=rows)
 
 
 def draw_table(table: Table) -> Sequence[str]:
-    """Print a table to stdout; the columns that were left out. Elsewhere than on a terminal nothing is cut."""
+    """Print a table to stdout; the columns that were left out. Where nothing bounds the width nothing is cut."""
     from rich.console import Console as RichConsole
 
-    console = RichConsole(highlight=False)
+    width = width_of(sys.stdout)
+    console = RichConsole(highlight=False, width=_UNBOUND if width is None else width)
     left_out = []
-    if console.is_terminal:
-        for name in table.spare:
-            if _width(table, console) <= console.width:
-                break
-            table = table.without(name)
-            left_out.append(name)
-    else:
-        console.width = _UNBOUND
+    if width is None:
         console.width = _width(table, console)
+    else:
+        least = table.within(_LEAST_CUT)
+        for name in table.spare:
+            if _width(least, console) <= width:
+                break
+            table, least = table.without(name), least.without(name)
+            left_out.append(name)
+        others = _width(table.without(table.cut), console) if table.cut else 0
+        table = table.within(max(_LEAST_CUT, width - others - 2))
     with console.capture() as drawn:
         console.print(_as_rich(table, console.width))
     if table.title:

@@ -29,7 +29,7 @@ def ls(output: options.Output) -> None:
     columns = ("name", "model", "hardware", "what")
     rows = [[row["name"], row["model"], (row["hardware"] or "").rstrip("."), row["what"]] for row in document]
     console = output.console
-    console.table(columns, rows, spare=("what",))
+    console.table(columns, rows, spare=("model", "hardware"), cut="what")
     console.info("medusa recipes show NAME says what it makes and costs; medusa train-heads -c NAME runs it")
     console.print_json(document, output.output_json)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from medusa_cli.cli.console import Console
+from medusa_cli.cli.console import Console, span
 from medusa_cli.cli.turns import GrowingText, Reading, Turns, joining
 
 if TYPE_CHECKING:
@@ -59,11 +59,10 @@ class Answer:
     @property
     def summary(self) -> str:
         """One line: reading and writing apart."""
-        read = (
-            f"read {self.prompt_tokens:,} tokens in {self.time_to_first_token:.1f} s ({self.prompt_throughput:,.0f}/s)"
-        )
+        first = span(self.time_to_first_token)
+        read = f"read {self.prompt_tokens:,} tokens in {first} ({self.prompt_throughput:,.0f}/s)"
         written = self.duration - self.time_to_first_token
-        rate = f" in {written:.1f} s ({self.generation_throughput:.1f}/s)" if self.generation_throughput else ""
+        rate = f" in {span(written)} ({self.generation_throughput:.1f}/s)" if self.generation_throughput else ""
         steps = f", {self.tokens_per_step:.2f} a step" if self.tokens_per_step else ""
         return f"{read}, wrote {len(self.generation.token_ids):,}{rate}{steps}, {self.generation.finish_reason}"
 

@@ -87,14 +87,16 @@ class Contention:
 
     def in_words(self) -> str:
         """One line."""
-        told = [f"{self.cores} core{'s' if self.cores != 1 else ''}"]
-        if self.load_average is not None:
-            told.append(f"load {self.load_average:.1f}")
+        where = "the core" if self.cores == 1 else f"one of the {self.cores} cores"
+        told = []
         if self.waiting is not None:
-            told.append(f"our threads waited {100 * self.waiting:.0f} % of the time for a core")
+            told.append(f"our threads waited {100 * self.waiting:.0f} % of the time for {where}")
+        if self.load_average is not None:
+            on = "" if told else f" for {where}"
+            told.append(f"{self.load_average:.1f} processes ran or waited{on}, as a mean of the last minute")
         if self.stolen is not None and self.stolen >= 0.01:
             told.append(f"{100 * self.stolen:.0f} % of the time went to other machines of the host")
-        return f"{'busy' if self.busy else 'quiet'}: {', '.join(told)}"
+        return f"{'busy' if self.busy else 'quiet'}: {'; '.join(told) or 'nobody counts'}"
 
 
 class Meter:

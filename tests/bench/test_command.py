@@ -86,7 +86,7 @@ def test_room_for_the_cache_is_asked_for_before_anything_runs(world: World, file
 def test_without_json_the_table_and_the_verdict_are_printed(world: World, file: Path) -> None:
     done = _run("--prompts", file, "--quiet")
     assert done.out.split()[0] == "arm"
-    assert "faster: medusa is 2.00x as fast as greedy" in done.out
+    assert "Faster: medusa is 2.00x as fast as greedy" in done.out
     assert "note: fakes." in done.out
     assert done.err == ""
 
@@ -205,7 +205,7 @@ def test_a_bench_of_replies_without_steps_still_draws(world: World, file: Path, 
     world.replies = {"medusa": nothing, "greedy": nothing}
     done = _run("--prompts", file, "--plot", tmp_path / "bench.svg")
     assert done.code == 0, done.err
-    assert "no verdict" in done.out
+    assert "No verdict" in done.out
 
 
 def test_a_folder_keeps_what_is_measured_and_an_interrupted_run_goes_on(
@@ -302,7 +302,10 @@ def test_a_busy_machine_is_told_and_corrects_nothing_that_is_remembered(
 ) -> None:
     monkeypatch.setattr(busy.Meter, "read", lambda self: busy.Contention(waiting, 0.0, 8.1, 2))
     report = json.loads(_run("--prompts", file, "--json").out)
-    said = "warning: the machine was busy: 2 cores, load 8.1, our threads waited 130 % of the time for a core"
+    said = (
+        "Warning: the machine was busy: our threads waited 130 % of the time for one of the 2 cores; "
+        "8.1 processes ran or waited, as a mean of the last minute"
+    )
     assert (said in report["verdict"]) == (waiting > 1)
     assert report["run"]["contention"]["busy"] == (waiting > 1)
     assert world.corrected == ([] if waiting else ["costs"])

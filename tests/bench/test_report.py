@@ -114,7 +114,7 @@ def test_replies_that_are_empty_or_one_token_long_divide_by_nothing() -> None:
         table(report)
     still = _report({"medusa": [nothing], "greedy": [nothing]}, {"medusa": 0, "greedy": 0})
     assert still.speedup["greedy"] is None
-    assert still.verdict.startswith("no verdict")
+    assert still.verdict.startswith("No verdict")
 
 
 def test_the_spread_is_over_repeats_or_over_thirds_of_the_prompts() -> None:
@@ -154,9 +154,9 @@ def test_the_plain_name_of_an_arm_in_two_dtypes_is_the_faster_of_them() -> None:
 
 def test_a_faster_run_says_by_how_much_and_where_break_even_lies() -> None:
     report = _faster()
-    assert report.verdict.startswith("faster: medusa is 3.00x as fast as greedy (3.00 to 3.00).")
+    assert report.verdict.startswith("Faster: medusa is 3.00x as fast as greedy (3.00 to 3.00).")
     assert "cause" not in report.verdict
-    assert "every reply is the same" in report.verdict
+    assert "Every reply is the same" in report.verdict
 
 
 def test_break_even_is_where_the_two_arms_are_equally_fast() -> None:
@@ -164,13 +164,13 @@ def test_break_even_is_where_the_two_arms_are_equally_fast() -> None:
     report = _report(replies, {"medusa": 10.0, "greedy": 10.0})
     assert report.speedup["greedy"] == 1.0
     assert break_even(report, "medusa", "greedy") == pytest.approx(report.arms["medusa"].tokens_per_step)
-    assert report.verdict.startswith("no clear difference")
+    assert report.verdict.startswith("No clear difference")
 
 
 def test_a_draft_that_never_matches_gets_slower_its_cause_break_even_and_what_to_try() -> None:
     report = _report({"medusa": [reply([1] * 9, 8)], "greedy": [reply([1] * 9)]}, {"medusa": 15, "greedy": 10})
     said = report.verdict
-    assert said.startswith("slower: medusa is 0.67x as fast")
+    assert said.startswith("Slower: medusa is 0.67x as fast")
     assert "almost no guess was right" in said
     assert "break-even: 1.56 tokens a step" in said
     assert "train-heads" in said
@@ -222,7 +222,7 @@ def test_llama_cpp_is_told_in_words_to_take_the_weights_as_stored_and_to_be_held
     assert table(report).rows[-1][0] == "llama-cpp (as stored)"
     assert table(report).rows[-1][-1] == "1 of 3"
     said = report.verdict
-    assert "every reply is the same, token by token. llama-cpp takes the weights as the file stores them" in said
+    assert "Every reply is the same, token by token. llama-cpp takes the weights as the file stores them" in said
     assert "medusa is 2.00x as fast, and 1 of 3 replies are the same; none has to be." in said
     assert "NOT IDENTICAL" not in said
     assert failed_gates(report, "medusa", None, True) == []
@@ -235,6 +235,6 @@ def test_where_only_llama_cpp_differs_no_reply_of_ours_is_said_to_part_at_a_near
 
 def test_a_run_slower_than_llama_cpp_blames_its_smaller_weights_and_no_guess() -> None:
     said = _beside_llama_cpp(Comparison({"llama-cpp": Same(3, 3)}, []), 2).verdict
-    assert said.startswith("slower: medusa is 0.50x as fast as llama-cpp")
-    assert "cause: llama.cpp reads the weights as the file stores them" in said
+    assert said.startswith("Slower: medusa is 0.50x as fast as llama-cpp")
+    assert "Cause: llama.cpp reads the weights as the file stores them" in said
     assert "a smaller tree" not in said

@@ -35,19 +35,19 @@ def slow(**changes: Any) -> str:
 
 def test_a_faster_run_says_which_part_takes_the_time() -> None:
     said = verdict(ours=10, theirs=30, split={"draft": 0.8, "verify": 8.3, "accept": 0.2})
-    assert "verifying takes 83 % of the time, guessing 8 %." in said
-    assert "try:" not in said
+    assert "Verifying takes 83 % of the time, guessing 8 %." in said
+    assert "Try:" not in said
 
 
 def test_a_faster_run_that_mostly_guesses_says_so() -> None:
-    assert "guessing takes 60 % of the time, verifying 30 %." in verdict(
+    assert "Guessing takes 60 % of the time, verifying 30 %." in verdict(
         ours=10, theirs=30, split={"draft": 6.0, "verify": 3.0}
     )
 
 
 def test_a_faster_run_that_mostly_reads_prompts_says_so() -> None:
     said = verdict(ours=10, theirs=30, split={"prefill": 5.0, "draft": 1.0, "verify": 3.0})
-    assert "reading prompts takes 50 % of the time, guessing 10 %." in said
+    assert "Reading prompts takes 50 % of the time, guessing 10 %." in said
 
 
 def test_where_parts_are_not_timed_no_part_is_blamed() -> None:
@@ -106,7 +106,7 @@ def test_a_step_that_brings_a_little_more_than_it_costs_is_not_said_to_cost_more
         )
         trials += [replace(trial, repeat=len(trials) // 2) for trial in mine]
     said = build_report(SETUP, trials, "medusa", alike(trials), [], RUN).verdict
-    assert said.startswith("no clear difference: medusa is 1.02x as fast")
+    assert said.startswith("No clear difference: medusa is 1.02x as fast")
     assert "about what it brings" in said
 
 
@@ -146,14 +146,14 @@ def categories(speeds: dict[str, float]) -> str:
 
 def test_categories_in_which_plain_decoding_is_faster_are_named() -> None:
     said = categories({"math": 2, "coding": 4, "translation": 12.5})
-    assert "slower than greedy in translation (0.80x)." in said
+    assert "Slower than greedy in translation (0.80x)." in said
 
 
 def test_of_many_slow_categories_the_slowest_are_named_and_the_rest_counted() -> None:
     said = categories({"a": 11, "b": 12.5, "c": 20, "d": 16, "e": 1})
-    assert "slower than greedy in c (0.50x), d (0.62x), b (0.80x) and 1 more." in said
+    assert "Slower than greedy in c (0.50x), d (0.62x), b (0.80x) and 1 more." in said
 
 
 def test_where_no_category_is_slower_or_there_is_only_one_nothing_is_said_of_them() -> None:
-    assert "slower than" not in categories({"math": 2, "coding": 4})
-    assert "slower than" not in categories({"all": 20})
+    assert "Slower than" not in categories({"math": 2, "coding": 4})
+    assert "Slower than" not in categories({"all": 20})

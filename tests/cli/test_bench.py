@@ -51,7 +51,7 @@ def test_every_arm_writes_the_same_and_the_gate_passes(done: Done) -> None:
     alike = {"same": 3, "of": 3}
     assert report["identical"]["greedy"] == report["identical"]["hf-greedy@float32"] == alike
     assert report["divergences"] == []
-    assert "every reply is the same, token by token." in report["verdict"]
+    assert "Every reply is the same, token by token." in report["verdict"]
 
 
 def test_the_document_has_exactly_the_names_of_the_contract(done: Done) -> None:

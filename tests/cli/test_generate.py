@@ -55,7 +55,7 @@ def test_the_text_goes_to_stdout_and_one_line_about_it_to_stderr(generate: Medus
     assert streamed.out == whole.out == text + "\n"
     assert streamed.err.count("\n") == 1
     assert re.fullmatch(
-        r"read \d+ tokens in \d+\.\d s \([\d,]+/s\), wrote 40 in \d+\.\d s \([\d.]+/s\), [\d.]+ a step, length\n",
+        r"read \d+ tokens in [\d.]+ m?s \([\d,]+/s\), wrote 40 in [\d.]+ m?s \([\d.]+/s\), [\d.]+ a step, length\n",
         streamed.err,
     )
     assert generate(PROMPT, "-q").err == ""

@@ -1,8 +1,10 @@
 """What terminals of 80 and 120 columns show: every line fits, words and figures stay whole, the least goes first."""
 
+import os
 import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,10 @@ from medusa_cli.bench.compare import compare
 from medusa_cli.bench.report import build_report, table
 from medusa_cli.cli import drawing
 from medusa_cli.cli.app import COMMANDS, main
-from medusa_cli.cli.console import Console
+from medusa_cli.cli.console import Console, span
 from medusa_cli.config.catalog import recipes
 from tests.bench.fakes_bench import RUN, SETUP, FakeClock, reply, timed
+from tests.tiny_folders import save_tiny
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 TALK = "loss 2.345  heads 0.45 0.31 0.22  1.62 tokens a step, 1.13x  12,345 tokens/s"
@@ -107,6 +110,7 @@ def test_verbose_and_pipes_get_every_column(columns: int, capsys: Any, monkeypat
     Console(verbose=True).table(names, [row], spare=names[4:])
     assert lines_of(capsys.readouterr().out)[0].count("column") == 8
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: False)
+    monkeypatch.delenv("COLUMNS")
     Console().table(names, [row], spare=names[4:])
     assert " ".join(names) == " ".join(capsys.readouterr().out.splitlines()[0].split())
 
@@ -117,6 +121,50 @@ def test_the_list_of_recipes_fits_a_screen(columns: int, capsys: Any) -> None:
     assert len(lines) <= 22
     assert all(len(line) <= columns for line in lines)
     assert {line.split()[0] for line in lines} >= set(recipes())
+    assert "what" in lines[0].split(), "what people look for"
+    assert ("hardware" in lines[0]) == (columns == 120)
+    (demo,) = [line for line in lines if line.startswith("demo ")]
+    assert re.search(r"A first pair of heads for smollm2-135m.* …$", demo)
+
+
+def test_a_pipe_is_as_wide_as_columns_says_and_else_without_bounds(
+    columns: int, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(sys.stdout), "isatty", lambda stream: False)
+    assert main(["recipes", "ls"]) == 0
+    seen = capsys.readouterr()
+    assert all(len(line) <= columns for line in (seen.out + seen.err).splitlines())
+    monkeypatch.setenv("COLUMNS", "many")
+    assert main(["recipes", "ls"]) == 0
+    assert "small enough to watch: the model writes its own training text." in capsys.readouterr().out
+
+
+def test_what_stands_behind_a_label_goes_on_below_itself(columns: int, capsys: Any) -> None:
+    text = "the compiled runner is not built here: --runner compiled builds it, and auto takes it from then on " * 2
+    Console().say(f"{'quicker':<14} {text}", indent=15)
+    first, *more = lines_of(capsys.readouterr().out)
+    assert more
+    assert all(len(line) <= columns and line.startswith(" " * 15 + line.strip()[0]) for line in more)
+    assert " ".join(line[15:] for line in (first, *more)) == text.strip()
+
+
+def test_the_report_of_doctor_fits_the_terminal(columns: int, capsys: Any, tmp_path: Path) -> None:
+    short = Path(os.path.relpath(save_tiny(tmp_path / "m")))
+    assert main(["doctor", "--device", "cpu", "--runner", "eager", str(short)]) == 0
+    lines = lines_of(capsys.readouterr().out)
+    assert all(len(line) <= columns for line in lines if str(short) not in line)
+
+
+def test_counts_have_their_thousands_apart(capsys: Any) -> None:
+    Console().table(("what", "at most"), [("tokens", 20480), ("disk", 1234.5)])
+    assert [line.split()[-1] for line in lines_of(capsys.readouterr().out)[2:]] == ["20,480", "1,234"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.0058, "6 ms"), (0.0, "1 ms"), (0.43, "430 ms"), (0.96, "1.0 s"), (91.8, "91.8 s")]
+)
+def test_a_short_time_is_told_in_milliseconds_and_never_as_nothing(seconds: float, said: str) -> None:
+    assert span(seconds) == said
 
 
 def test_the_names_of_models_and_what_is_kept_fit_a_screen(columns: int, capsys: Any) -> None:

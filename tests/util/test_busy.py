@@ -37,7 +37,18 @@ def test_a_machine_is_busy_when_our_threads_stood_in_line_or_nobody_counts_and_t
 ) -> None:
     assert found.busy == is_busy
     assert found.document()["busy"] == is_busy
-    assert found.in_words().startswith("busy: 2 cores" if is_busy else "quiet: 2 cores")
+    assert found.in_words().startswith("busy: " if is_busy else "quiet: ")
+
+
+def test_what_was_waited_for_is_said_before_the_load_and_the_load_says_of_what_it_is() -> None:
+    assert Contention(0.02, 0.0, 4.0, 2).in_words() == (
+        "quiet: our threads waited 2 % of the time for one of the 2 cores; "
+        "4.0 processes ran or waited, as a mean of the last minute"
+    )
+    assert Contention(None, None, 4.0, 1).in_words() == (
+        "busy: 4.0 processes ran or waited for the core, as a mean of the last minute"
+    )
+    assert Contention(None, None, None, 2).in_words() == "quiet: nobody counts"
 
 
 def test_where_nothing_is_counted_nothing_is_made_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

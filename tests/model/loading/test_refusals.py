@@ -1,5 +1,7 @@
 """What a tree can't verify is refused by name and with its own reason, and nothing beside it is."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.errors import TargetError
 from medusa_cli.model.loading.load import make_target
 from medusa_cli.model.loading.refusals import refuse_config
+from medusa_cli.model.loading.self_check import self_check
 from medusa_cli.model.target import Target
 from tests.differential.shrink import CONTEXT, WINDOW, tiny_config
 from tests.differential.texts import random_model
@@ -46,8 +49,18 @@ def test_an_architecture_is_refused_by_its_config_and_with_its_own_reason(model_
 
 
 @pytest.mark.parametrize(("model_type", "changes"), FIT)
-def test_what_only_looks_like_one_of_them_is_not_refused(model_type: str, changes: dict[str, Any]) -> None:
+def test_what_only_looks_like_one_of_them_verifies_trees(model_type: str, changes: dict[str, Any]) -> None:
     refuse_config(tiny_config(model_type, **changes), model_type)
+    assert self_check(target_of(model_type, **changes)).ok
+
+
+def test_readme_names_a_model_for_each_reason_to_refuse_one() -> None:
+    text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
+    table = text[text.index("Refused, by name") : text.index("## Files")]
+    named = set(re.findall(r"\w+", table.lower().replace("-", "")))
+    for reason in {reason for _, reason in REASONS.values()} | {"forgets what is"}:
+        models = [name for name, (_, why) in REASONS.items() if why == reason] or ["moshi"]
+        assert named & {re.sub(r"[-_]", "", name) for name in models}, reason
 
 
 def test_a_window_of_the_cache_alone_is_refused_where_a_text_can_leave_it() -> None:
