@@ -16,6 +16,7 @@ _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 _STRING, _ARRAY = 8, 9
 _F32 = 0
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_DAMAGED = "the file is damaged or incomplete: copy or download it again"
 _USE_FOLDER = "use the model's own folder of .safetensors, which names the scaling in its config.json"
 
 
@@ -32,6 +33,7 @@ class _Tensor:
 class Header:
     """Values by key, arrays left out; `factors`: numbers of the small tensors that scale rotary frequencies."""
 
+    num_tensors: int
     values: Mapping[str, Any]
     factors: Mapping[str, tuple[float, ...] | None]
 
@@ -46,6 +48,11 @@ def refuse_unread(path: Path) -> None:
         raise TargetError(
             f"{path} is part {number + 1} of {parts} of a model",
             f"merge them: llama-gguf-split --merge {_first_part(path, parts)} whole.gguf",
+        )
+    blocks = max((_whole(value) for key, value in header.values.items() if key.endswith(".block_count")), default=0)
+    if blocks > header.num_tensors:
+        raise TargetError(
+            f"{path} says that it has {blocks:,} layers, and holds {header.num_tensors:,} tensors", _DAMAGED
         )
     scaling = _scaling(header.values)
     if scaling is not None:
@@ -104,7 +111,9 @@ class _Reader:
         tensors = {self._string(): self._tensor() for _ in range(num_tensors)}
         align = _whole(values.get("general.alignment")) or 32
         start = -(-self._at // align) * align
-        return Header(values, {name: self._factors(tensors[name], start) for name in _FACTORS if name in tensors})
+        return Header(
+            num_tensors, values, {name: self._factors(tensors[name], start) for name in _FACTORS if name in tensors}
+        )
 
     def _number(self, code: str) -> Any:
         [number] = struct.unpack_from(f"<{code}", self._held, self._at)

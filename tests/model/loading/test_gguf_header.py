@@ -37,6 +37,13 @@ def test_factors_of_rotary_frequencies_are_refused_by_name(name: str, tmp_path: 
     assert ".safetensors" in error.hint
 
 
+def test_more_layers_than_tensors_are_refused_before_any_is_built(tmp_path: Path) -> None:
+    file = save_gguf(tmp_path / "tiny.gguf", {"more.block_count": 9_000})
+    error = refusal(file)
+    assert "says that it has 9,000 layers, and holds " in error.message
+    assert "copy or download it again" in error.hint
+
+
 def test_factors_that_change_nothing_are_none(tmp_path: Path) -> None:
     file = save_gguf(tmp_path / "tiny.gguf", tensors={"rope_freqs.weight": np.ones(4, np.float32)})
     assert find_source(str(file)).gguf == file
