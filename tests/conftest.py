@@ -26,6 +26,7 @@ def _same_start(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     say_once.cache_clear()
     for name in [name for name in os.environ if name.startswith("MEDUSA_")]:
         monkeypatch.delenv(name)
+    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist has its workers draw so wide
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path_factory.getbasetemp() / "medusa-home"))
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)

@@ -8,6 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from medusa_cli.cli import inspect_tree
+from medusa_cli.cli.flags import taken_apart
 from medusa_cli.errors import MedusaError
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.files import write_tree
@@ -29,18 +30,18 @@ def with_cost(heads: Path, cost: dict[int, float]) -> None:
     (heads / "provenance.json").write_text(json.dumps({"step_cost": cost}))
 
 
-def run(*args: object) -> Any:
+def run(*args: object, columns: int = 200) -> Any:
     """`medusa inspect-tree` with these arguments; mistakes of a user are raised."""
     app = typer.Typer(rich_markup_mode=None, add_completion=False)
-    app.command("inspect-tree")(inspect_tree.command)
-    result = CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": "80"})
+    app.command("inspect-tree")(taken_apart(inspect_tree.command))
+    result = CliRunner().invoke(app, [str(arg) for arg in args], env={"COLUMNS": str(columns)})
     if isinstance(result.exception, MedusaError):
         raise result.exception
     return result
 
 
-def out_of(*args: object) -> str:
+def out_of(*args: object, columns: int = 200) -> str:
     """What a run that succeeds prints."""
-    result = run(*args)
+    result = run(*args, columns=columns)
     assert result.exit_code == 0, result.output
     return result.stdout

@@ -161,7 +161,7 @@ def test_costs_are_told_without_heads_too(remembered: Costs, tmp_path: Path, mon
 def test_the_curves_are_drawn_in_characters_no_wider_than_the_terminal(heads: Path) -> None:
     pytest.importorskip("plotext")
     with_cost(heads, {1: 0.04, 64: 0.4})
-    out = out_of("--heads", heads)
+    out = out_of("--heads", heads, columns=80)
     assert "tokens that a step brings (o), its cost in plain steps (x)" in out
     assert re.search(r"best size: \d+ nodes?, \d\.\d\dx", out)
     assert {"o", "x"} <= set(out[out.index("┌") : out.index("└┬")])

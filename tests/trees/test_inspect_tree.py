@@ -21,7 +21,7 @@ def heads(tmp_path: Path) -> Path:
 
 
 def test_the_tree_of_the_heads_is_drawn_with_its_counts_and_its_budget(heads: Path) -> None:
-    out = out_of("--heads", heads)
+    out = out_of("--heads", heads, columns=80)
     assert "8 nodes, 9 with the root" in out
     assert "├─ [0]" in out
     assert "Measured on 1,234 positions of dev prompts" in " ".join(out.split())

@@ -50,7 +50,8 @@ def test_a_file_is_converted_once_and_stays_the_same_model(
     moved = file.rename(tmp_path / "moved.gguf")
     load(moved.rename(tmp_path / "tiny.gguf"))
     assert conversions == [str(file)], "it goes by what the file holds"
-    assert capsys.readouterr().err == "", "no bar of the library's"
+    said = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("converting ") for line in said), "no bar of the library's"
 
 
 def test_another_file_of_that_name_is_another_model(
