@@ -1,11 +1,10 @@
 """Bounds for chat templates: how much one may make, loop and call. A template is a program that came with a model.
 
-A template is first rendered here, under bounds; what passes is rendered by the library, whose text counts. Loops,
-calls, operators, filters and joins are looked at before they run, so neither time nor memory is spent beyond them.
+A template is first rendered here, under bounds; what passes is rendered by the library, whose text counts. Whatever
+takes time or memory is looked at before it runs, by the size of what it is given and of what it may make.
 """
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,11 +15,24 @@ from jinja2.environment import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from medusa_cli.data.template_sizes import (
+    GROWING,
+    JOINING,
+    MOST_BITS,
+    made_by_call,
+    made_by_format,
+    made_by_operator,
+    passes_of,
+    size,
+)  # fmt: skip
+
 OWN_WORDS, REPEATED = 1_000_000, 8  # characters of its own, and times that it may write what it is given
 ALL_WORDS = 100  # times that bound in all strings that it makes on the way, one after the other
-TURNS, CALL = 10_000_000, 40  # turns of all its loops, and how many a call takes the time of
-MOST_BITS = 4096  # of a whole number
-_WIDTH = re.compile(r"\d{7,}")  # in a format: a field that wide
+TURNS, CALL = 4_000_000, 40  # turns of all its loops, and how many a call takes the time of
+OWN_TURNS = 100  # and more turns for each character that it is given
+TURN = 4  # characters that are gone over in the time of a turn
+MOST_DIGITS, LONGEST_DATE = 400, 1000  # to round to; of a format of dates
+_DATE = "strftime_now"
 
 
 class OutOfBounds(Exception):
@@ -34,7 +46,7 @@ class _Left:
     given: int
     words: int
     all_words: int
-    turns: int = TURNS
+    turns: int
     why: OutOfBounds | None = field(default=None)
 
     def fail(self, what: str) -> OutOfBounds:
@@ -42,7 +54,7 @@ class _Left:
         self.why = self.why or OutOfBounds(what)
         return self.why
 
-    def take_turn(self, turns: int = 1) -> None:
+    def take_turns(self, turns: int) -> None:
         self.turns -= turns
         if self.turns < 0:
             raise self.fail("loops and calls itself millions of times")
@@ -53,6 +65,15 @@ class _Left:
             raise self.fail(
                 f"makes more than {self.words:,} characters of {self.given:,}, which would take for ever to read"
             )
+
+    def look_over(self, values: Iterable[Any], passes: int = 1) -> None:
+        """Time for going over these values, so often."""
+        for value in values:
+            count = len(value) if type(value) is str else size(value, self.words)
+            if count > self.words:
+                self.take_words(count)
+            if count >= TURN:
+                self.take_turns(passes * (count // TURN))
 
 
 _LEFT: ContextVar[_Left] = ContextVar("left")
@@ -65,7 +86,7 @@ def check_bounds(template: Template, given: int, variables: Mapping[str, Any]) -
     given      characters of the messages
     """
     words = OWN_WORDS + REPEATED * given
-    left = _Left(given, words, ALL_WORDS * words)
+    left = _Left(given, words, ALL_WORDS * words, TURNS + OWN_TURNS * given)
     token = _LEFT.set(left)
     try:
         template.render(**variables)
@@ -86,8 +107,11 @@ def bounded(source: str, like: ImmutableSandboxedEnvironment) -> Template:
         lstrip_blocks=like.lstrip_blocks,
         extensions=[type(extension) for extension in like.extensions.values()],
     )
-    environment.filters = {name: _looked_at(filter_) for name, filter_ in like.filters.items()}
-    environment.globals = {**like.globals, "bounded_turns": _turns, "bounded_join": _join}
+    environment.filters = {name: _looked_at(each) for name, each in like.filters.items()}
+    tests: Mapping[str, Any] = like.tests
+    environment.tests = {name: _looked_at(each) for name, each in tests.items()}
+    own = {"bounded_turns": _turns, "bounded_join": _join, "bounded_look": _look}
+    environment.globals = {**like.globals, **own}
     return environment.from_string(source)
 
 
@@ -97,24 +121,46 @@ class _Bounded(ImmutableSandboxedEnvironment):
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
         """What a template or a block of it has written."""
-        return _join(*parts)
+        left, written, length = _LEFT.get(), [], 0
+        for part in parts:
+            written.append(part)
+            length += len(part)
+            if length > left.words:
+                break
+        left.take_turns(len(written))
+        left.take_words(length)
+        return "".join(written)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        _LEFT.get().take_words(_made_by(operator, left, right))
+        bound = _LEFT.get()
+        made = made_by_operator(operator, left, right, bound.words)
+        if made > bound.words and isinstance(left, int) and isinstance(right, int):
+            raise bound.fail(f"works with numbers of more than {MOST_BITS:,} bits")
+        bound.take_words(made)
+        bound.take_turns(made // TURN)
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
-        _LEFT.get().take_turn(CALL)
-        owner = getattr(__obj, "__self__", None)
-        _look_at(getattr(__obj, "__name__", ""), [owner, *args, *kwargs.values()])
-        return super().call(__context, __obj, *args, **kwargs)
+        if __obj is _turns or __obj is _join or __obj is _look:
+            return __obj(*args)
+        name, owner = getattr(__obj, "__name__", ""), getattr(__obj, "__self__", None)
+        args = _gathered(name, args)
+        _check_call(name, [*([] if owner is None else [owner]), *args, *_own(kwargs)])
+        return _made(super().call(__context, __obj, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """A text's own `format`, asked for here and called by whatever it is handed to."""
+        """A text's own `format`, whoever calls it."""
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _look_at("format", [value.__self__])
-        return wrapped
+        if wrapped is None:
+            return None
+
+        @functools.wraps(wrapped)
+        def look(*args: Any, **kwargs: Any) -> str:
+            left, values = _LEFT.get(), [*args, *kwargs.values()]
+            left.take_words(made_by_format(value.__self__, values, left.words))
+            return wrapped(*args, **kwargs)
+
+        return look
 
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         _Looked().visit(source)
@@ -122,7 +168,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
 
 
 class _Looked(NodeTransformer):
-    """Loops count their turns, and ~ is a call."""
+    """Loops count their turns, ~ is a call, and what is compared, cut out of another or shown is looked at."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
@@ -133,6 +179,22 @@ class _Looked(NodeTransformer):
         self.generic_visit(node)
         return _call("bounded_join", node.nodes, node.lineno)
 
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        node.expr = _looked(node.expr)
+        for operand in node.ops:
+            operand.expr = _looked(operand.expr)
+        return node
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        return _looked(node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [one if isinstance(one, nodes.TemplateData) else _looked(one) for one in node.nodes]
+        return node
+
 
 def _call(name: str, args: Sequence[nodes.Node], line: int) -> nodes.Call:
     call = nodes.Call(nodes.Name(name, "load"), list(args), [], None, None)
@@ -140,16 +202,22 @@ def _call(name: str, args: Sequence[nodes.Node], line: int) -> nodes.Call:
     return call
 
 
-class _Turns:
-    """What a loop goes over, counted; with its length where it has one, since loops ask."""
+def _looked(node: Any) -> Any:
+    """The same, looked at when it is known; a word in the template itself needs no look."""
+    return node if isinstance(node, nodes.Const) else _call("bounded_look", [node], node.lineno)
 
-    def __init__(self, over: Any) -> None:
+
+class _Turns:
+    """What is gone over one by one, counted; with its length where it has one, since loops ask."""
+
+    def __init__(self, over: Any, each: int) -> None:
         self._over = over
+        self._each = each
 
     def __iter__(self) -> Iterator[Any]:
         left = _LEFT.get()
         for one in self._over:
-            left.take_turn()
+            left.take_turns(self._each)
             yield one
 
     def __len__(self) -> int:
@@ -157,77 +225,72 @@ class _Turns:
 
 
 def _turns(over: Any) -> Any:
-    return _Turns(over)
+    return _Turns(over, 1)
+
+
+def _look(value: Any) -> Any:
+    _LEFT.get().look_over([value])
+    return value
 
 
 def _join(*parts: Any) -> str:
+    left = _LEFT.get()
+    left.look_over(parts)
     texts = [part if isinstance(part, str) else str(part) for part in parts]
-    _LEFT.get().take_words(sum(map(len, texts)))
+    left.take_words(sum(map(len, texts)))
     return "".join(texts)
 
 
-def _made_by(operator: str, left: Any, right: Any) -> int:
-    """Characters, items or bits that an operator is about to make."""
-    if isinstance(left, (int, float)) and isinstance(right, (int, float)):
-        return _number(operator, left, right)
-    if operator == "%":
-        _look_at("format", [left, *(right if isinstance(right, tuple) else [right])])
-        return 0
-    one, other = _size(left), _size(right)
-    return one * other if operator == "*" else one + other
+def _own(kwargs: Mapping[str, Any]) -> list[Any]:
+    """Arguments by name, without those that jinja adds."""
+    return [value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars")]
 
 
-def _number(operator: str, left: float, right: float) -> int:
-    if isinstance(left, float) or isinstance(right, float):
-        return 0
-    bits = left.bit_length() * (max(right, 0) if operator == "**" else 1) + right.bit_length()
-    if bits > MOST_BITS:
-        raise _LEFT.get().fail(f"works with numbers of more than {MOST_BITS:,} bits")
-    return 0
+def _gathered(name: str, args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments; of a join, with what comes one by one as a list, so that it can be counted before."""
+    if name not in JOINING:
+        return tuple(args)
+    return tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
 
 
-def _size(value: Any) -> int:
-    """Characters or items of it; a number is how often something is repeated."""
-    if isinstance(value, int):
-        return max(0, value)
-    return len(value) if hasattr(value, "__len__") else 1
-
-
-def _look_at(name: str, values: Iterable[Any]) -> None:
-    """Before a filter, a method or a function runs: no wide fields, and nothing repeated out of bounds."""
-    left, values = _LEFT.get(), list(values)
+def _check_call(name: str, values: Sequence[Any]) -> None:
+    """Before a filter, a test, a method or a function runs: the time it takes and what it makes."""
+    left = _LEFT.get()
+    left.take_turns(CALL)
     for value in values:
-        if isinstance(value, int) and value > OWN_WORDS:
+        if isinstance(value, int) and value > (MOST_DIGITS if name == "do_round" else OWN_WORDS):
             raise left.fail(f"asks {name or 'for something'} of {value:,}")
-        if name in ("format", "do_format", "strftime_now") and isinstance(value, str) and _WIDTH.search(value):
-            raise left.fail("asks for a field of millions of characters")
-    texts = [value for value in values if isinstance(value, str)]
-    if name in ("replace", "do_replace") and len(texts) > 2:
-        left.take_words(len(texts[0]) + (texts[0].count(texts[1]) or 0) * len(texts[2]))
-    elif name in ("join", "sync_do_join", "do_join"):
-        left.take_words(_joined(values))
-    elif name == "generate_lorem_ipsum" and any(isinstance(value, int) and value > 100 for value in values):
-        raise left.fail("asks for so much filling text")
+    if name == "generate_lorem_ipsum":
+        raise left.fail("asks for filling text")
+    if name == _DATE and any(isinstance(value, str) and len(value) > LONGEST_DATE for value in values):
+        raise left.fail("asks for a date of thousands of words")
+    left.look_over(values, passes_of(name, values, left.words))
+    if name in ("format", "do_format", _DATE) and values:
+        left.take_words(made_by_format(values[0], values[1:], left.words))
+    elif name in GROWING and (made := made_by_call(name, values, left.words)) > left.words:
+        left.take_words(made)
 
 
-def _joined(values: Iterable[Any]) -> int:
-    """Characters of the texts in lists, each with every text beside the lists between."""
-    lists = [value for value in values if isinstance(value, (list, tuple))]
-    between = sum(len(value) for value in values if isinstance(value, str))
-    return sum(len(one) + between if isinstance(one, str) else between for each in lists for one in each)
+def _made(value: Any) -> Any:
+    """What was made, counted; what comes one by one is counted when it comes."""
+    left = _LEFT.get()
+    if isinstance(value, Iterator):
+        return iter(_Turns(value, CALL))
+    if isinstance(value, str):
+        left.take_words(len(value))
+    left.look_over([value])
+    return value
 
 
-def _looked_at(filter_: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose values are looked at first, and what it makes after."""
+def _looked_at(each: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter or a test that is looked at before and after."""
+    name = getattr(each, "__name__", "")
 
-    @functools.wraps(filter_)
+    @functools.wraps(each)
     def look(*args: Any, **kwargs: Any) -> Any:
-        left = _LEFT.get()
-        left.take_turn(CALL)
-        _look_at(getattr(filter_, "__name__", ""), [*args, *kwargs.values()])
-        made = filter_(*args, **kwargs)
-        if isinstance(made, str):
-            left.take_words(len(made))
-        return made
+        args = _gathered(name, args)
+        skipped = 1 if getattr(each, "jinja_pass_arg", None) else 0
+        _check_call(name, [*args[skipped:], *kwargs.values()])
+        return _made(each(*args, **kwargs))
 
     return look

@@ -9,6 +9,7 @@ from tests.tiny_folders import tiny_tokenizer
 SAID = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 TEN = "{% for i in range(100000) %}"
 FORTY = "{% set ns = namespace(x='ab') %}{% for i in range(40) %}"
+NESTED = "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 BOMBS = {
     "doubled by +": FORTY + "{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
     "doubled by ~": FORTY + "{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
@@ -33,6 +34,28 @@ BOMBS = {
     "two macros a call": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
     "many texts": f"{{% set ns = namespace(x=[]) %}}{TEN}{{% set ns.x = ns.x + ['a' * 900000] %}}{{% endfor %}}",
     "filling text": "{{ lipsum(n=100000) }}",
+    "doubled by %": FORTY + "{% set ns.x = '%s%s' % (ns.x, ns.x) %}{% endfor %}{{ ns.x|length }}",
+    "doubled by a format": FORTY + "{% set ns.x = '{0}{0}'.format(ns.x) %}{% endfor %}{{ ns.x|length }}",
+    "doubled by a map": FORTY + "{% set ns.x = '{a}{a}'.format_map({'a': ns.x}) %}{% endfor %}{{ ns.x|length }}",
+    "doubled bytes": FORTY.replace("'ab'", "'ab'.encode()")
+    + "{% set ns.x = ns.x.replace('a'.encode(), 'aab'.encode()) %}{% endfor %}{{ ns.x|length }}",
+    "joined with itself": "{% set a = 'a' * 900000 %}{{ a.join(a)|length }}",
+    "translated": "{{ ('a' * 900000).translate({97: 'b' * 900000})|length }}",
+    "indented by a text": "{{ ('a\n' * 1000)|indent('a' * 900000)|length }}",
+    "wrapped": "{{ ('a' * 900000)|wordwrap(1)|length }}",
+    "as wide as told": "{{ '%*d' % (1000000000, 1) }}",
+    "as wide as a text": "{{ '{:{w}}'.format('a', w='99' ~ '99999999') }}",
+    "summed lists": "{{ ([[1] * 1000] * 1000)|sum(start=[])|length }}",
+    "lists in lists, shown": NESTED + "{{ ns.x }}",
+    "lists in lists, as JSON": NESTED + "{{ ns.x|tojson|length }}",
+    "lists in lists, compared": NESTED + NESTED.replace("ns", "other") + "{{ ns.x == other.x }}",
+    "lists in lists, formatted": NESTED + "{{ ('%s' % ns.x)|length }}",
+    "searched over and over": f"{{% set a = 'a' * 900000 %}}{TEN}{{% set b = a.count('aab') %}}{{% endfor %}}",
+    "cut over and over": f"{{% set a = 'a' * 900000 %}}{TEN}{{% set b = a[1:] %}}{{% endfor %}}",
+    "compared over and over": f"{{% set a = 'a' * 900000 %}}{{% set b = 'a' * 900000 ~ '' %}}"
+    f"{TEN}{{% set c = a == b %}}{{% endfor %}}",
+    "tested over and over": f"{{% set a = 'a' * 900000 %}}{TEN}{{% set c = a is lower %}}{{% endfor %}}",
+    "listed over and over": f"{TEN}{{{{ range(99999)|map('string')|list|length }}}}{{% endfor %}}",
     "written by a loop": f"{TEN}{{{{ 'abcdefghijklmnop' * 10 }}}}{{% endfor %}}",
 }
 
@@ -58,6 +81,12 @@ HONEST = {
     "break": "{% for m in messages %}{% break %}{% endfor %}{% for k, v in {'a': 1}.items() %}"
     "{{ k }}{{ v }}{% endfor %}",
     "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "formats": "{{ '{0}: {1:>6}'.format('a', 3) }}{{ '%s%%' % 5 }}{{ '{{\"a\": {x}}}'.format(x=messages[0].content) }}",
+    "slices and tests": "{{ messages[1:]|length }}{{ messages[0].content[:3] }}{% if messages is iterable and 'role' "
+    "in messages[0] and messages[0].content is not mapping %}yes{% endif %}{{ missing is defined }}",
+    "lists and dictionaries": "{{ [1, 'a', {'b': (2, none)}] }}{{ {'a': [1]}|tojson(indent=2) }}{{ [[2], [1]]|sort }}",
+    "one by one": "{{ messages|map(attribute='role')|unique|list }}{{ messages|selectattr('role', 'equalto', 'user')"
+    "|map(attribute='content')|join(' ') }}{{ messages|groupby('role')|length }}{{ [[1], [2]]|sum(start=[]) }}",
     "dates and namespaces": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}"
     "{% endfor %}{{ ns.n }}",
 }
