@@ -1,5 +1,7 @@
 """JSON of others: any value, and a ValueError for what is none or nested without end."""
 
+import json
+
 import pytest
 
 from medusa_cli.util.plain_json import MOST_DEPTH, parse_json
@@ -7,7 +9,7 @@ from medusa_cli.util.plain_json import MOST_DEPTH, parse_json
 
 @pytest.mark.parametrize("text", ['{"a": [1, "[[[", null]}', b"[1]", "7", "[" + "[]," * 500 + "[]]"])
 def test_a_value_is_read(text: str | bytes) -> None:
-    parse_json(text)
+    assert parse_json(text) == json.loads(text)
 
 
 @pytest.mark.parametrize(("start", "end"), [("[", "]"), ('{"a":', "}")])
