@@ -18,8 +18,7 @@ from medusa_cli.decode.debug import Watch
 from medusa_cli.decode.finite import NotFinite, error_of
 from medusa_cli.decode.rows import Limits, Row, Rows
 from medusa_cli.decode.step import take_step
-from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.drafters.switched import SwitchedDrafter
+from medusa_cli.drafters.switched import SilentDrafter, SwitchedDrafter
 from medusa_cli.errors import DataError
 from medusa_cli.model.prefill import OnRead, pieces
 from medusa_cli.model.target import Target
@@ -102,6 +101,7 @@ class Engine:
         assert max_rows > 0
         self._on_read = on_read
         self._target = target
+        target.stock.layer_inputs.check(drafter.taps)
         self._drafter = SwitchedDrafter(drafter)
         self._max_rows = max_rows
         self._watches = watches
@@ -191,7 +191,7 @@ class Engine:
         assert rows is not None
         prompts, held = [row.tokens for row in self._reading], [held for _, held in self._held()]
         piece = next(pieces(prompts, held, self._target.forward_memory))
-        seen = self._target.read_piece(piece, rows.cache, len(rows.active))
+        seen = self._target.read_piece(piece, rows.cache, len(rows.active), self._drafter.taps)
         self._progress.add(piece.num_tokens)
         if not piece.is_last:
             return []
@@ -210,7 +210,9 @@ class Engine:
         uniform = uniform_of([row.stream for row in whole], [0] * len(whole), logits_BV.device)
         rows.admit(whole, seen, rule_of([row.choosing.rule for row in whole]).first(logits_BV, uniform))
         del self._reading[: len(whole)]
-        self._drafter.start(rows.context)
+        joined = slice(len(rows.active) - len(whole), len(rows.active))
+        prompts = [row.tokens[: row.prompt_tokens] for row in whole]
+        self._drafter.join(joined.start, prompts, rows.cache.read_taps(joined))
         return [Gain(row, row.new_tokens, seen.hidden_BNH[index]) for index, row in enumerate(whole)]
 
     def _read_alone(self, whole: Sequence[Row]) -> list[Gain]:
@@ -224,7 +226,8 @@ class Engine:
         gains = []
         for row in whole:
             try:
-                gains += self._admit([row], self._target.prefill([row.tokens], rows.cache, len(rows.active)))
+                first, taps = len(rows.active), self._drafter.taps
+                gains += self._admit([row], self._target.prefill([row.tokens], rows.cache, first, taps=taps))
             except NotFinite as found:
                 gains.append(self._failed(row, found))
                 self._stop_reading(row)
@@ -275,9 +278,7 @@ class Engine:
             return take_step(self._target, self._drafter, rows)
         except NotFinite:
             rows.cache.wipe()
-        step = take_step(self._target, NoDrafter(), rows)
-        self._drafter.start(rows.context)
-        return step
+        return take_step(self._target, SilentDrafter(self._drafter), rows)
 
     def _failed(self, row: Row, found: NotFinite) -> Gain:
         """The end of a text that can't be written on."""
@@ -292,14 +293,12 @@ class Engine:
         return self._rows
 
     def _retire(self) -> None:
-        """Take finished rows out, and tell the drafter when the rows it knew are no longer the same."""
+        """Take finished rows out, of the drafter's memory too."""
         if self._rows is None:
             return
-        finished = self._rows.retire()
+        finished = self._rows.retire(self._drafter)
         if finished:
             self._rows.cache.close_gap(len(self.active), len(finished), len(self.active) + len(self._reading))
-        if finished and self.active:
-            self._drafter.start(self._rows.context)
 
 
 def check_prompt(target: Target, prompt: Sequence[int], limits: Limits, name: str) -> None:
