@@ -85,7 +85,7 @@ def test_a_drafter_with_a_memory_writes_the_greedy_text_and_remembers_it(
     drafter = drafter_of(target, texts, shape)
     check = check_of(drafter, forward)
     written_by(Engine(target, drafter, num_rows, [check]), texts)
-    assert check.num_checks > 60
+    assert check.num_checks > 40
     assert check.num_moved > 20, "paths of several nodes are what can go wrong"
     assert drafter.moves > 0 or num_rows == 1, "holes are filled by the last row"
     if forward == "recorded":
@@ -104,7 +104,7 @@ def test_rows_that_are_read_anew_and_tables_that_change_are_remembered_as_they_a
     keys = [engine.add(Request(prompt, Limits(length_law.NEW))) for prompt in prompts]
     written = run(engine)
     assert [[*prompt, *written[key]] for prompt, key in zip(prompts, keys, strict=True)] == texts
-    assert check.num_checks > 60
+    assert check.num_checks > 40
 
 
 def test_rows_that_come_go_and_are_cancelled_leave_the_others_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_rows_that_come_go_and_are_cancelled_leave_the_others_their_memory(monke
     for key, tokens in written.items():
         assert tokens == texts[key][len(prompts[key]) :][: len(tokens)]
     assert len(cancelled) > 3
-    assert check.num_checks > 100
+    assert check.num_checks > 80
     assert 12 in lent
 
 
@@ -163,7 +163,7 @@ def test_wrappers_pass_on_what_is_to_be_remembered() -> None:
         MemoryCheck(two, by_the_library(library, two.taps), [1, 0]),
     ]
     written_by(Engine(target, drafter, 3, checks), texts)
-    assert all(check.num_checks > 60 for check in checks)
+    assert all(check.num_checks > 40 for check in checks)
 
 
 def test_a_broken_step_that_is_taken_again_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ def test_a_broken_step_that_is_taken_again_is_remembered(monkeypatch: pytest.Mon
     check = check_of(drafter)
     written_by(Engine(target, drafter, 2, [check]), texts)
     assert next(spoilt, None) is None
-    assert check.num_checks > 20
+    assert check.num_checks > 12
 
 
 def test_a_second_engine_finds_the_memory_of_the_first_gone() -> None:
