@@ -78,6 +78,7 @@ class KnowingDrafter(NoMemory):
     siblings are distinct, and padding nodes are as tempting as real ones.
     """
 
+    name, size = "knowing", 40
     vocab_size = VOCAB
 
     def __init__(self, texts: Sequence[Sequence[int]], shape: MakeTree, seed: int = 0) -> None:
