@@ -169,7 +169,8 @@ class TreeCache(Cache):
         assert max(self.lengths, default=0) <= columns
         for layer in (*self.layers, self.taps):
             layer.reshape(num_rows, columns)
-        self.lengths = (self.lengths + [0] * num_rows)[:num_rows]
+        del self.lengths[num_rows:]
+        self.lengths.extend([0] * (num_rows - len(self.lengths)))
         self.num_rows = num_rows
 
     def place(self, rows: slice, num_nodes: int, device: torch.device, tree: TokenTree | None = None) -> Place:
