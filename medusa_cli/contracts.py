@@ -1,7 +1,7 @@
 """The nouns that travel between the rooms, and the protocols of the swappable parts.
 
 Shape letters: B rows, N tree nodes with the root, D places on a path (max depth + 1), K heads, V vocabulary,
-H hidden. This file knows no drafter, no rule and no model.
+H hidden, L tapped layers, T positions. This file knows no drafter, no rule and no model.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,10 +37,13 @@ class Seen:
     """What one forward of the target shows: hidden_BNH (final, normed) and logits_BNV, one per token asked for.
 
     It holds until the next forward, which may write to the same memory: who keeps some of it longer copies that.
+
+    taps_BNLH   states of inner layers at every token, asked for or not; None where nobody wants any
     """
 
     hidden_BNH: Tensor
     logits_BNV: Tensor
+    taps_BNLH: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -86,18 +89,47 @@ class Step:
     tokens            new ids per row, already cut at stops and budgets; empty for a row that was finished before
     num_nodes         nodes verified per row, the root included
     hidden_BDH        the hidden states along each kept path, the ones that decided `tokens`, in order
+    taps_BDLH         states of inner layers along each kept path, where the drafter wants some
     """
 
     tokens: Sequence[Sequence[int]]
     num_nodes: int
     hidden_BDH: Tensor
+    taps_BDLH: Tensor | None = None
 
 
 Uniform = Callable[[int], Tensor]
 """(places) -> numbers in [0, 1) [rows, places] that decide the next tokens of each row's text"""
 
 
-class Drafter(Protocol):
+class Memory(Protocol):
+    """What is told of the rows, exactly as it happens to the target's cache; `drafters.memory` has the empty rest.
+
+    taps   the layers whose states it wants, numbered as transformers' `hidden_states`: i is what goes into layer i, 0
+           the embeddings, and the number of layers what the output matrix sees. () for none; then all taps are None
+
+    Row b has states for all of its tokens but the root, which is read with the next step. What is handed over holds
+    until the call returns. One engine at a time.
+    """
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers, in the order of what is handed over."""
+
+    def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
+        """Rows from `first_row` on begin with these tokens read, whatever stood there; past each one's end: padding."""
+
+    def keep(self, context: Context, taps_BDLH: Tensor | None) -> None:
+        """A step has ended: of each row as many states as it has tokens more than before; padding behind them."""
+
+    def move(self, source: int, row: int) -> None:
+        """A row takes another place, whatever stood there."""
+
+    def drop(self, row: int) -> None:
+        """A row has gone."""
+
+
+class Drafter(Memory, Protocol):
     """Guesses a tree under each row's root; `size` is the most nodes it offers in a step, the root left out."""
 
     @property
@@ -107,9 +139,6 @@ class Drafter(Protocol):
     @property
     def size(self) -> int:
         """Nodes under the root, at most."""
-
-    def start(self, context: Context) -> None:
-        """Forget earlier rows; called after prefill and whenever rows join."""
 
     def propose(self, context: Context) -> Draft:
         """A draft whose tokens_BN[:, 0] equals context.root_B."""

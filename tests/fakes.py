@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_cli.contracts import Context, Draft
+from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.trees.dynamic import dynamic_tree
 from medusa_cli.trees.tree import TokenTree
 from tests.tiny_models import VOCAB
@@ -70,23 +71,20 @@ def following(texts: Sequence[Sequence[int]], tokens: Sequence[int], places: int
     return [tokens[-1], *[0] * (places - 1)]
 
 
-class KnowingDrafter:
+class KnowingDrafter(NoMemory):
     """Knows each row's text and puts a guess at a chosen distance from the truth at every node.
 
     The node of depth d and rank r holds truth[d] + r + shift[b, d], modulo V: rank 0 is right where the shift is 0,
     siblings are distinct, and padding nodes are as tempting as real ones.
     """
 
+    name, size = "knowing", 40
     vocab_size = VOCAB
 
     def __init__(self, texts: Sequence[Sequence[int]], shape: MakeTree, seed: int = 0) -> None:
         self.texts = [list(text) for text in texts]
         self.shape = shape
         self.rng = torch.Generator().manual_seed(seed)
-        self.num_starts = 0
-
-    def start(self, context: Context) -> None:
-        self.num_starts += 1
 
     def shift(self, num_rows: int, num_depths: int) -> Tensor:
         """How far rank 0 is from the truth [B, K]."""

@@ -10,6 +10,7 @@ from medusa_cli.contracts import Context, Drafter
 from medusa_cli.drafters.adaptive import WatchedDrafter
 from medusa_cli.drafters.hydra import HydraDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
+from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
 from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.step_costs import Pace
@@ -25,7 +26,7 @@ DEPTH = 3
 Texts = Sequence[Sequence[int]]
 
 
-class KnownGuesses:
+class KnownGuesses(NoMemory):
     """A source that knows `depth` tokens of each row's text, and lays a likelier wrong guess beside each of them.
 
     `right` says how many of them it tells truly, a step after the other.
@@ -36,9 +37,6 @@ class KnownGuesses:
         self.depth = depth
         self.right = right
         self.num_steps = 0
-
-    def start(self, context: Context) -> None:
-        """Texts are known by their beginnings."""
 
     def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         right = self.right[self.num_steps % len(self.right)]

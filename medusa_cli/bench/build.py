@@ -19,8 +19,8 @@ from medusa_cli.config.parts import drafters as known_drafters
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message
+from medusa_cli.decode.admission import check_prompt
 from medusa_cli.decode.chat import ends_of, ids_of
-from medusa_cli.decode.engine import check_prompt
 from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.memory import check_room
 from medusa_cli.decode.rows import Limits

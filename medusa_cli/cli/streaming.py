@@ -69,8 +69,8 @@ class Answer:
 
 def write_answers(parts: "Parts", asked: "Sequence[Sequence[Message]]", wish: Wish, console: Console) -> list[Answer]:
     """Decode every prompt, `batch_size` at once. Raises DataError for one that can't be asked, before any is."""
+    from medusa_cli.decode.admission import check_prompt
     from medusa_cli.decode.chat import ends_of, ids_of
-    from medusa_cli.decode.engine import check_prompt
     from medusa_cli.decode.exactness import from_plain
     from medusa_cli.decode.loop import decode, generation_of
     from medusa_cli.decode.memory import check_room

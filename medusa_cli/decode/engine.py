@@ -4,7 +4,6 @@ The loop is the caller's: `add` what is wanted, call `step` until it is written.
 Shape letters: B rows, D places on a path, H hidden.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,14 +13,14 @@ from torch import Tensor
 from medusa_cli.acceptance.random_streams import Stream, uniform_of
 from medusa_cli.acceptance.sampling import GREEDY, Choosing, rule_of, shaped_first
 from medusa_cli.contracts import Drafter, Seen, Step
+from medusa_cli.decode.admission import Queue, Room, check_prompt
 from medusa_cli.decode.debug import Watch
 from medusa_cli.decode.finite import NotFinite, error_of
+from medusa_cli.decode.memory import columns_for
 from medusa_cli.decode.rows import Limits, Row, Rows
 from medusa_cli.decode.step import take_step
-from medusa_cli.drafters.none import NoDrafter
-from medusa_cli.drafters.switched import SwitchedDrafter
-from medusa_cli.errors import DataError
-from medusa_cli.model.prefill import OnRead, pieces
+from medusa_cli.drafters.switched import SilentDrafter, SwitchedDrafter
+from medusa_cli.model.prefill import OnRead, Progress, pieces
 from medusa_cli.model.target import Target
 
 
@@ -60,7 +59,8 @@ class Stats:
     reading         texts whose prompts are being read
     waiting         texts that wait for a row
     columns         cache columns that are committed, over all rows
-    room            cache columns there is memory for, over all rows
+    held            cache columns that are set aside for the texts in rows, for what these may become
+    free            cache columns that are left for others; None where nobody set a bound
     steps           forwards over trees
     drafted, kept   guesses verified, and guesses that became text
     """
@@ -69,27 +69,18 @@ class Stats:
     reading: int
     waiting: int
     columns: int
-    room: int
+    held: int
+    free: int | None
     steps: int
     drafted: int
     kept: int
 
 
-class Progress:
-    """Tells how far reading is, of the prompts that are read in turn."""
-
-    def __init__(self, on_read: OnRead | None, total: int) -> None:
-        self._on_read, self._total, self._read = on_read, total, 0
-
-    def add(self, tokens: int) -> None:
-        """So many more tokens are read."""
-        self._read += tokens
-        if self._on_read is not None:
-            self._on_read(self._read, self._total)
-
-
 class Engine:
-    """Writes the texts that were asked for, up to `max_rows` side by side."""
+    """Writes the texts that were asked for, up to `max_rows` side by side.
+
+    columns   of the cache that there is memory for, over all rows; None: any number. Texts that can't fit now wait
+    """
 
     def __init__(
         self,
@@ -98,14 +89,16 @@ class Engine:
         max_rows: int = 1,
         watches: Sequence[Watch] = (),
         on_read: OnRead | None = None,
+        columns: int | None = None,
     ) -> None:
         assert max_rows > 0
         self._on_read = on_read
         self._target = target
+        target.stock.layer_inputs.check(drafter.taps)
         self._drafter = SwitchedDrafter(drafter)
-        self._max_rows = max_rows
+        self._room = Room(max_rows, lambda text: columns_for(target, text, drafter.size), columns)
         self._watches = watches
-        self._waiting: deque[Row] = deque()
+        self._queue = Queue(self._room)
         self._reading: list[Row] = []  # their rows of the cache lie behind those of the active ones, in this order
         self._has_read = False
         self._progress = Progress(None, 0)
@@ -121,26 +114,34 @@ class Engine:
     @property
     def num_free(self) -> int:
         """Texts that would get a row at the next step."""
-        return self._max_rows - len(self.active) - len(self._reading) - len(self._waiting)
+        return self._room.max_rows - len(self.active) - len(self._reading) - len(self._queue.rows)
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to write."""
-        return not self.active and not self._reading and not self._waiting
+        return not self.active and not self._reading and not self._queue.rows
+
+    def check(self, request: Request, name: str = "the prompt") -> Row:
+        """The row of a text that can be written. Raises as `check_prompt`, and DataError where memory never holds it.
+
+        name   what messages call its prompt
+        """
+        check_prompt(self._target, request.prompt, request.limits, name)
+        chosen = request.limits, request.choosing, request.stream, request.speculate
+        row = Row(self._next_key, list(request.prompt), len(request.prompt), *chosen)
+        self._queue.check(row, name)
+        return row
 
     def add(self, request: Request) -> int:
-        """Ask for a text; the key that its gains carry. Raises as `check_prompt`, before anything is computed."""
-        check_prompt(self._target, request.prompt, request.limits, "the prompt")
-        key, self._next_key = self._next_key, self._next_key + 1
-        prompt = list(request.prompt)
-        self._waiting.append(
-            Row(key, prompt, len(prompt), request.limits, request.choosing, request.stream, request.speculate)
-        )
-        return key
+        """Ask for a text; the key that its gains carry. Raises as `check`, before anything is computed."""
+        row = self.check(request)
+        self._queue.rows.append(row)
+        self._next_key += 1
+        return row.key
 
     def cancel(self, key: int) -> None:
         """Want a text no more: its row is free before the next step. A key that is not known changes nothing."""
-        self._waiting = deque(row for row in self._waiting if row.key != key)
+        self._queue.remove(key)
         for row in (*self.active, *self._reading):
             if row.key == key:
                 row.finish_reason = "cancelled"
@@ -155,9 +156,8 @@ class Engine:
         whose row says `finish_reason` gains nothing more; its row is free already. One whose logits are not finite
         ends with `error`; the others go on.
         """
-        free = self._max_rows - len(self.active)
-        if not self._reading and free and self._waiting:
-            self._begin([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))])
+        if not self._reading and (joining := self._queue.take(self.active)):
+            self._begin(joining)
         reads = bool(self._reading) and not (self._has_read and self.active)
         self._has_read = reads
         gains = self._read() if reads else self._advance() if self.active else []
@@ -166,13 +166,14 @@ class Engine:
 
     def stats(self) -> Stats:
         """What it has done, and holds."""
-        cache = self._rows.cache if self._rows is not None else None
+        held = self._room.taken_by([*self.active, *self._reading])
         return Stats(
             rows=len(self.active),
             reading=len(self._reading),
-            waiting=len(self._waiting),
-            columns=sum(cache.lengths) if cache else 0,
-            room=cache.num_rows * cache.layers[0].capacity if cache else 0,
+            waiting=len(self._queue.rows),
+            columns=sum(self._rows.cache.lengths) if self._rows else 0,
+            held=held,
+            free=None if self._room.columns is None else self._room.columns - held,
             steps=self._steps,
             drafted=self._drafted,
             kept=self._kept,
@@ -191,7 +192,7 @@ class Engine:
         assert rows is not None
         prompts, held = [row.tokens for row in self._reading], [held for _, held in self._held()]
         piece = next(pieces(prompts, held, self._target.forward_memory))
-        seen = self._target.read_piece(piece, rows.cache, len(rows.active))
+        seen = self._target.read_piece(piece, rows.cache, len(rows.active), self._drafter.taps)
         self._progress.add(piece.num_tokens)
         if not piece.is_last:
             return []
@@ -210,7 +211,9 @@ class Engine:
         uniform = uniform_of([row.stream for row in whole], [0] * len(whole), logits_BV.device)
         rows.admit(whole, seen, rule_of([row.choosing.rule for row in whole]).first(logits_BV, uniform))
         del self._reading[: len(whole)]
-        self._drafter.start(rows.context)
+        joined = slice(len(rows.active) - len(whole), len(rows.active))
+        prompts = [row.tokens[: row.prompt_tokens] for row in whole]
+        self._drafter.join(joined.start, prompts, rows.cache.read_taps(joined))
         return [Gain(row, row.new_tokens, seen.hidden_BNH[index]) for index, row in enumerate(whole)]
 
     def _read_alone(self, whole: Sequence[Row]) -> list[Gain]:
@@ -224,7 +227,8 @@ class Engine:
         gains = []
         for row in whole:
             try:
-                gains += self._admit([row], self._target.prefill([row.tokens], rows.cache, len(rows.active)))
+                first, taps = len(rows.active), self._drafter.taps
+                gains += self._admit([row], self._target.prefill([row.tokens], rows.cache, first, taps=taps))
             except NotFinite as found:
                 gains.append(self._failed(row, found))
                 self._stop_reading(row)
@@ -275,9 +279,7 @@ class Engine:
             return take_step(self._target, self._drafter, rows)
         except NotFinite:
             rows.cache.wipe()
-        step = take_step(self._target, NoDrafter(), rows)
-        self._drafter.start(rows.context)
-        return step
+        return take_step(self._target, SilentDrafter(self._drafter), rows)
 
     def _failed(self, row: Row, found: NotFinite) -> Gain:
         """The end of a text that can't be written on."""
@@ -288,30 +290,11 @@ class Engine:
         """The rows, made when the first texts are known: there is room for what these may become."""
         if self._rows is None:
             columns = max(row.limits.columns_at_first(len(row.tokens)) for row in joining)
-            self._rows = Rows(self._target.new_cache(self._max_rows, columns))
+            self._rows = Rows(self._target.new_cache(self._room.num_rows(joining), columns))
+        self._room.make_in(self._rows.cache, [*self.active, *joining])
         return self._rows
 
     def _retire(self) -> None:
-        """Take finished rows out, and tell the drafter when the rows it knew are no longer the same."""
-        if self._rows is None:
-            return
-        finished = self._rows.retire()
-        if finished:
+        """Take finished rows out, of the drafter's memory too."""
+        if self._rows is not None and (finished := self._rows.retire(self._drafter)):
             self._rows.cache.close_gap(len(self.active), len(finished), len(self.active) + len(self._reading))
-        if finished and self.active:
-            self._drafter.start(self._rows.context)
-
-
-def check_prompt(target: Target, prompt: Sequence[int], limits: Limits, name: str) -> None:
-    """Raise DataError, calling it `name`, for a prompt that is empty or leaves no room in the context.
-
-    Raises TargetError for one with a token that the target has no embedding for.
-    """
-    if not prompt:
-        raise DataError(f"{name} is empty", "give at least one token; a base model needs some text to go on")
-    if limits.budget(len(prompt)) < 1:
-        raise DataError(
-            f"{name} has {len(prompt)} tokens; the model's context holds {limits.context_limit}",
-            "shorten the prompt: at least one position must be left to write to",
-        )
-    target.check_ids([prompt])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from medusa_cli.contracts import Drafter
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import DataError
 from medusa_cli.model.cache import BLOCK
@@ -50,21 +51,49 @@ def needed_bytes(
 
     in_pieces   prompts are read so; else somebody reads them all with one forward
     """
-    longest = max(map(len, prompts), default=0)
     text = max((len(prompt) + max(0, limits.budget(len(prompt))) for prompt in prompts), default=0)
-    held = target.columns_for(text, num_nodes)
-    columns = max(held, -(-(text + num_nodes) // BLOCK) * BLOCK)
+    held, columns = target.columns_for(text, num_nodes), columns_for(target, text, num_nodes)
     at_first = max((limits.columns_at_first(len(prompt)) for prompt in prompts[:max_rows]), default=0)
     grows = held > 0 or columns > at_first
     layers = target.num_layers + grows
     cache = max_rows * columns * target.cache_bytes_per_token * layers // target.num_layers
+    longest = max(map(len, prompts), default=0)
+    return Needed(cache, _forward_bytes(target, longest, text, max_rows, num_nodes, in_pieces=in_pieces), columns)
+
+
+def columns_for(target: Target, text: int, num_nodes: int) -> int:
+    """Columns that a row comes to need for a text of so many tokens, with so many nodes under each root."""
+    return max(target.columns_for(text, num_nodes), -(-(text + num_nodes) // BLOCK) * BLOCK)
+
+
+def free_columns(
+    target: Target, prompts: Sequence[Sequence[int]], limits: Limits, max_rows: int, drafter: Drafter
+) -> int | None:
+    """Columns, over all rows, that fit into the memory that is free now, beside the largest forward over such texts.
+
+    None where nobody can tell. A layer that takes another shape is there twice for a moment.
+    """
+    free = _free(target)
+    if free is None:
+        return None
+    longest = max(map(len, prompts), default=0)
+    text = max((len(prompt) + max(0, limits.budget(len(prompt))) for prompt in prompts), default=0)
+    layers = target.num_layers
+    column = target.cache_bytes_per_token * (layers + 1) // layers
+    column += len(drafter.taps) * target.hidden_size * target.dtype.itemsize
+    forward = _forward_bytes(target, longest, text, max_rows, drafter.size, in_pieces=True)
+    return max(0, (free - forward) // column)
+
+
+def _forward_bytes(target: Target, longest: int, text: int, max_rows: int, num_nodes: int, *, in_pieces: bool) -> int:
+    """The largest forward: over prompts of up to `longest` tokens, or over nodes under texts of up to `text`."""
     memory, nodes = target.forward_memory, num_nodes + 1
     prompt = max(1, longest)
     reading = peak_bytes(memory, max_rows, prompt) if in_pieces else memory.bytes(max_rows, prompt, prompt)
     reading += max_rows * target.vocab_size * LOGITS * FLOAT
     step = memory.bytes(max_rows, nodes, text + num_nodes, wanted=nodes)
     step += max_rows * nodes * target.vocab_size * (LOGITS - 1) * FLOAT
-    return Needed(cache, max(reading, step), columns)
+    return max(reading, step)
 
 
 def check_room(
@@ -79,9 +108,7 @@ def check_room(
 ) -> None:
     """Raise DataError, with the numbers, when a run would not fit into the memory that is free now."""
     needed = needed_bytes(target, prompts, limits, max_rows, num_nodes, in_pieces=in_pieces)
-    target.release()  # what earlier texts left behind is free for these
-    parts = [free_bytes(device) for device in target.devices]
-    free = None if None in parts else sum(part or 0 for part in parts)
+    free = _free(target)
     if free is not None and needed.total > free:
         raise DataError(
             f"{max_rows} texts of up to {needed.columns} tokens at once need {needed.total // _MIB:,} MiB: "
@@ -89,6 +116,13 @@ def check_room(
             f"{free // _MIB:,} MiB are free",
             hint,
         )
+
+
+def _free(target: Target) -> int | None:
+    """Bytes on all devices of a target; what earlier texts left behind is free for others."""
+    target.release()
+    parts = [free_bytes(device) for device in target.devices]
+    return None if None in parts else sum(part or 0 for part in parts)
 
 
 def free_bytes(device: torch.device) -> int | None:

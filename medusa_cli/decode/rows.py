@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medusa_cli.acceptance.random_streams import Stream, uniform_of
 from medusa_cli.acceptance.sampling import GREEDY, Choosing, rule_of, shaped_nodes
-from medusa_cli.contracts import AcceptanceRule, Context, Draft, Seen, Step, Uniform, Verdict
+from medusa_cli.contracts import AcceptanceRule, Context, Draft, Memory, Seen, Step, Uniform, Verdict
 from medusa_cli.decode.finite import NotFinite
 from medusa_cli.errors import TargetError
 from medusa_cli.kernels.argmax import have_best
@@ -213,21 +213,23 @@ class Rows:
             paths.append(path)
         return Verdict(verdict.path_BD, verdict.kept_B, verdict.next_B, paths, kept)
 
-    def advance(self, draft: Draft, verdict: Verdict, hidden_BNH: Tensor) -> Step:
+    def advance(self, draft: Draft, verdict: Verdict, seen: Seen) -> Step:
         """The deepest kept node's hidden state decided the next root; finished rows are left as they are."""
         assert verdict.kept is not None
         path_BD = verdict.path_BD.clamp(min=0)
-        hidden_BDH = hidden_BNH.gather(1, path_BD[..., None].expand(-1, -1, hidden_BNH.shape[-1]))
-        last_B = (verdict.kept_B - 1)[:, None, None].expand(-1, 1, hidden_BNH.shape[-1])
+        hidden_BDH = seen.hidden_BNH.gather(1, path_BD[..., None].expand(-1, -1, seen.hidden_BNH.shape[-1]))
+        last_B = (verdict.kept_B - 1)[:, None, None].expand(-1, 1, hidden_BDH.shape[-1])
         self.hidden_BH = hidden_BDH.gather(1, last_B)[:, 0]
         self.accepted_hidden_BDH = hidden_BDH
         self.root_B = verdict.next_B
         gained = [row.tokens[len(row.tokens) - kept :] for row, kept in zip(self.active, verdict.kept, strict=True)]
-        return Step(gained, draft.tree.num_nodes, hidden_BDH)
+        every_B1 = torch.arange(len(path_BD), device=path_BD.device)[:, None]
+        taps_BDLH = None if seen.taps_BNLH is None else seen.taps_BNLH[every_B1, path_BD]
+        return Step(gained, draft.tree.num_nodes, hidden_BDH, taps_BDLH)
 
     @torch.inference_mode()
-    def retire(self) -> list[Row]:
-        """Take finished rows out; the last active rows move into the holes they leave."""
+    def retire(self, memory: Memory) -> list[Row]:
+        """Take finished rows out; the last active rows move into the holes they leave, in the drafter's memory too."""
         finished = [row for row in self.active if row.finish_reason is not None]
         if not finished:
             return []
@@ -237,9 +239,11 @@ class Rows:
                 last = len(order) - 1
                 if index != last:
                     self.cache.copy_row(last, index)
+                    memory.move(last, index)
                     order[index] = order[last]
                     self.active[index] = self.active[last]
                 self.cache.drop(last)
+                memory.drop(last)
                 order.pop()
                 self.active.pop()
         assert self.root_B is not None

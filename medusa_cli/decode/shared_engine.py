@@ -11,8 +11,8 @@ from threading import Lock
 
 from medusa_cli.contracts import Drafter
 from medusa_cli.decode.debug import watching
-from medusa_cli.decode.engine import Engine, Gain, Request, Stats, check_prompt
-from medusa_cli.decode.memory import check_room
+from medusa_cli.decode.engine import Engine, Gain, Request, Stats
+from medusa_cli.decode.memory import free_columns
 from medusa_cli.errors import DataError
 from medusa_cli.model.target import Target
 
@@ -79,13 +79,12 @@ class SharedEngine:
         limits = requests[0].limits
         with self._lock:
             self._free_rows()
-            for number, request in enumerate(requests, start=1):
-                name = f"prompt {number}" if len(requests) > 1 else "the prompt"
-                check_prompt(self._target, request.prompt, limits, name)
             if self._engine.idle:  # the memory of earlier texts, longer or more of them, is free again
                 self._begin_anew()
-                prompts, hint = [request.prompt for request in requests], "give a smaller batch_size or max_new_tokens"
-                check_room(self._target, prompts, limits, self._max_rows, self._drafter.size, hint)
+                prompts = [request.prompt for request in requests]
+                self._begin_anew(free_columns(self._target, prompts, limits, self._max_rows, self._drafter))
+            for number, request in enumerate(requests, start=1):
+                self._engine.check(request, f"prompt {number}" if len(requests) > 1 else "the prompt")
             keys = [self._engine.add(request) for request in requests]
             call = _Call(range(keys[0], keys[-1] + 1), len(keys))
             self._calls.append(call)
@@ -127,6 +126,6 @@ class SharedEngine:
                 for key in call.keys:
                     self._engine.cancel(key)
 
-    def _begin_anew(self) -> None:
-        self._engine = Engine(self._target, self._drafter, self._max_rows, self._watches)
+    def _begin_anew(self, columns: int | None = None) -> None:
+        self._engine = Engine(self._target, self._drafter, self._max_rows, self._watches, columns=columns)
         self._calls: list[_Call] = []

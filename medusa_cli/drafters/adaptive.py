@@ -4,10 +4,13 @@ It knows neither model nor heads: it sees when it is asked, and how far the text
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from medusa_cli.contracts import Context, Draft, Drafter
+from medusa_cli.drafters.memory import InnerMemory
 from medusa_cli.drafters.step_costs import Lap, Laps
 from medusa_cli.trees.tree import TokenTree
 
@@ -41,11 +44,11 @@ class Speed:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-class WatchedDrafter:
+class WatchedDrafter(InnerMemory):
     """Passes on what `drafter` guesses while that pays, and guesses nothing for a while when it does not."""
 
     def __init__(self, drafter: Drafter, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.drafter = drafter
+        self.inner = drafter
         self.name = drafter.name
         self.size = drafter.size
         self.guessing, self.plain = Speed(), Speed()
@@ -56,10 +59,15 @@ class WatchedDrafter:
         self._plain_left = 0
         self._rest = REST
 
-    def start(self, context: Context) -> None:
+    def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
         """Rows are other ones than before; what speeds were seen stays."""
         self._laps.restart()
-        self.drafter.start(context)
+        super().join(first_row, prompts, taps_BTLH)
+
+    def drop(self, row: int) -> None:
+        """As when rows join."""
+        self._laps.restart()
+        super().drop(row)
 
     def propose(self, context: Context) -> Draft:
         """The drafter's guesses, or the roots alone."""
@@ -67,7 +75,7 @@ class WatchedDrafter:
             (self.guessing if self._guessed else self.plain).add(lap)
         self._guessed = self._decide()
         if self._guessed:
-            return self.drafter.propose(context)
+            return self.inner.propose(context)
         return Draft(context.root_B[:, None], self._empty.to(context.root_B.device))
 
     def _decide(self) -> bool:

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
+from torch import Tensor
+
 from medusa_cli.contracts import Context
+from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.ngram import Belief
 from medusa_cli.drafters.trie import Trie
 from medusa_cli.errors import PartError
@@ -12,7 +15,7 @@ Guess = Callable[[Sequence[int]], Iterable[int]]
 """A row's token ids so far, prompt and root included, to the ids that it guesses next; none where it has no guess."""
 
 
-class FunctionGuesses:
+class FunctionGuesses(NoMemory):
     """A source of one path for each row; how often it is right down to each depth is learnt while decoding."""
 
     def __init__(self, guess: Guess, real_vocab: int, owner: str) -> None:
@@ -23,8 +26,12 @@ class FunctionGuesses:
         self._belief = Belief()
         self._offered: list[tuple[int, list[int]]] = []
 
-    def start(self, context: Context) -> None:
+    def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
         """Rows are other ones: what was offered to others says nothing of them."""
+        self._offered = []
+
+    def drop(self, row: int) -> None:
+        """As when rows join."""
         self._offered = []
 
     def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:

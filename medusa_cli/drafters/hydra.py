@@ -12,6 +12,7 @@ from torch import Tensor
 
 from medusa_cli.contracts import Context, Draft, PathHeads
 from medusa_cli.drafters.beam import Candidates, Walk, candidates
+from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.trie import ROOT, Trie
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.tree import TokenTree
@@ -20,7 +21,7 @@ BEAM = 4  # nodes of a level that are asked for guesses: a step's few nodes hard
 RANKS = 8  # guesses of each
 
 
-class HydraDrafter:
+class HydraDrafter(NoMemory):
     """Each level is guessed in view of the one above; a source of guesses as well.
 
     With a dynamic shape, easy places get deep trees, hard ones shallow trees, or none.
@@ -38,9 +39,6 @@ class HydraDrafter:
             self._levels = _levels(shape)
         else:
             self.size = shape.size
-
-    def start(self, context: Context) -> None:
-        """Heads remember nothing between steps."""
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:

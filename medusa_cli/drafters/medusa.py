@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from medusa_cli.contracts import Context, Draft, DraftHeads
+from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.trie import ROOT, Trie
 from medusa_cli.trees.dynamic import DynamicShape, dynamic_tree
 from medusa_cli.trees.tree import TokenTree
@@ -19,7 +20,7 @@ from medusa_cli.trees.tree import TokenTree
 MOST_RANKS = 16  # a path through a worse choice is never among the likeliest few hundred in practice
 
 
-class MedusaDrafter:
+class MedusaDrafter(NoMemory):
     """Heads on the hidden state that decided the root guess what follows the root; a source of guesses as well.
 
     With a dynamic shape, easy places get deep trees, hard ones shallow trees, or none.
@@ -37,9 +38,6 @@ class MedusaDrafter:
         else:
             self.size = shape.size
             self.num_ranks = min(MOST_RANKS, shape.size, heads.config.draft_vocab)
-
-    def start(self, context: Context) -> None:
-        """Heads remember nothing between steps."""
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
-from medusa_cli.contracts import Context, Draft, Drafter
+from medusa_cli.contracts import Context, Draft, Drafter, Memory
+from medusa_cli.drafters.memory import SharedMemory
 from medusa_cli.drafters.step_costs import Lap, Laps, LapTimes, Pace
 from medusa_cli.drafters.trie import Picked, Trie, draft_of
 
@@ -22,11 +24,8 @@ LEAST_TRUST = 0.05  # guesses that are all wrong are still made where they are s
 DOUBT = 0.5  # of what a node costs on average where it costs least: the last of them may cost less
 
 
-class Source(Protocol):
+class Source(Memory, Protocol):
     """Adds guesses to each row's trie."""
-
-    def start(self, context: Context) -> None:
-        """Rows are other ones than before."""
 
     def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """Guesses for the tokens after each row's root; those with a chance below `floor` may be left out."""
@@ -136,7 +135,7 @@ class _Turn:
         return True
 
 
-class GatheredDrafter:
+class GatheredDrafter(SharedMemory):
     """Asks every source, and drafts the likeliest guesses that the budget pays for."""
 
     def __init__(
@@ -146,6 +145,7 @@ class GatheredDrafter:
         name: str = "mixed",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        super().__init__(sources)
         self.name = name
         self.sources = sources
         self.budget = budget
@@ -154,11 +154,15 @@ class GatheredDrafter:
         self._laps = Laps(clock)
         self._num_nodes = 0  # that the last step verified
 
-    def start(self, context: Context) -> None:
+    def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
         """Rows are other ones than before."""
         self._laps.restart()
-        for source in self.sources:
-            source.start(context)
+        super().join(first_row, prompts, taps_BTLH)
+
+    def drop(self, row: int) -> None:
+        """As when rows join."""
+        self._laps.restart()
+        super().drop(row)
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:

@@ -10,7 +10,10 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, takewhile
 from operator import mul
 
+from torch import Tensor
+
 from medusa_cli.contracts import Context
+from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.trie import Trie
 
 LONGEST = 4  # tokens of a match: longer ones are hardly surer
@@ -82,7 +85,7 @@ class Belief:
             self._right[key] += 1
 
 
-class Ngrams:
+class Ngrams(NoMemory):
     """The source of guesses: one index for each row, one belief for the run."""
 
     def __init__(self) -> None:
@@ -90,14 +93,20 @@ class Ngrams:
         self._indices: list[Index] = []
         self._offered: list[list[tuple[int, list[int]]]] = []
 
-    def start(self, context: Context) -> None:
-        """Rows are other ones: their texts are read again."""
-        self._indices = [Index() for _ in context.tokens]
-        self._offered = [[] for _ in context.tokens]
+    def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
+        """New texts; they are read when guesses are wanted."""
+        rows = slice(first_row, first_row + len(prompts))
+        self._indices[rows] = [Index() for _ in prompts]
+        self._offered[rows] = [[] for _ in prompts]
+
+    def move(self, source: int, row: int) -> None:
+        """The index goes with its text."""
+        self._indices[row], self._offered[row] = self._indices[source], self._offered[source]
 
     def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """The continuations of each row's last tokens, each with the chance that it is right so far."""
-        for row, (index, tokens, trie) in enumerate(zip(self._indices, context.tokens, tries, strict=True)):
+        for row, (tokens, trie) in enumerate(zip(context.tokens, tries, strict=True)):
+            index = self._indices[row]
             for length, copied in self._offered[row]:
                 self._belief.learn(length, copied, tokens[len(index.tokens) :])
             index.read(tokens)

@@ -1,10 +1,11 @@
 """The drafter that guesses nothing: plain decoding is the same loop with an empty tree."""
 
 from medusa_cli.contracts import Context, Draft
+from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.trees.tree import TokenTree
 
 
-class NoDrafter:
+class NoDrafter(NoMemory):
     """The fair baseline, and the switch that turns speculation off."""
 
     name = "none"
@@ -12,9 +13,6 @@ class NoDrafter:
 
     def __init__(self) -> None:
         self.tree = TokenTree.empty()
-
-    def start(self, context: Context) -> None:
-        """Nothing is remembered."""
 
     def propose(self, context: Context) -> Draft:
         """The roots alone."""

@@ -1,7 +1,8 @@
 """TreeCache: keys and values of many rows, each with its own length, kept by path.
 
 It knows no drafter and no rule; it is told where the next forward writes and which path survives.
-Shape letters: B rows, N tree nodes, D places on a path, C cache columns, H key/value heads, E head width.
+Shape letters: B rows, N tree nodes, D places on a path, C cache columns, H key/value heads, E head width,
+L tapped layers.
 """
 
 from collections.abc import Callable, Sequence
@@ -106,13 +107,20 @@ class TreeLayer(CacheLayerMixin):
 
     def make_room(self, columns: int) -> None:
         """Hold at least so many columns, with what is in them."""
-        if columns <= self.capacity:
+        if columns > self.capacity:
+            self.reshape(self.num_rows, -(-columns // BLOCK) * BLOCK)
+
+    def reshape(self, num_rows: int, columns: int) -> None:
+        """Hold so many rows and columns, with what is in those that stay."""
+        stay, self.num_rows, self.capacity = min(self.num_rows, num_rows), num_rows, columns
+        if not self.is_initialized:
             return
         held = self.keys, self.values
-        self.capacity = -(-columns // BLOCK) * BLOCK
         self._take_room(*held)
-        self.keys[:, :, : held[0].shape[2]] = held[0]
-        self.values[:, :, : held[1].shape[2]] = held[1]
+        for new, old in zip((self.keys, self.values), held, strict=True):
+            used = min(new.shape[2], old.shape[2])
+            new[:stay, :, :used] = old[:stay, :, :used]
+            new[stay:] = 0  # memory that others had before may hold what is no number
 
     def _take_room(self, *like: Tensor) -> None:
         """New keys and values, in number of heads, width, dtype and device like these two."""
@@ -141,6 +149,8 @@ class TreeCache(Cache):
     """Keys and values for `num_rows` rows; `lengths[b]` tokens of row b are committed.
 
     Only `keep`, `commit`, `drop` and the copies change lengths: writing nodes commits nothing.
+
+    taps   states of inner layers beside the keys, where a drafter wants some: what a row borrows, it borrows with them
     """
 
     def __init__(
@@ -150,16 +160,34 @@ class TreeCache(Cache):
         super().__init__(layers=[TreeLayer(num_rows, capacity, window) for window in windows])
         self.num_rows = num_rows
         self.lengths = [0] * num_rows
+        self.taps = TreeLayer(num_rows, capacity)
+
+    @torch.inference_mode()
+    def reshape(self, num_rows: int, columns: int) -> None:
+        """Hold so many rows and columns; rows that go are empty, and no row is longer."""
+        assert not any(self.lengths[num_rows:])
+        assert max(self.lengths, default=0) <= columns
+        for layer in (*self.layers, self.taps):
+            layer.reshape(num_rows, columns)
+        del self.lengths[num_rows:]
+        self.lengths.extend([0] * (num_rows - len(self.lengths)))
+        self.num_rows = num_rows
 
     def place(self, rows: slice, num_nodes: int, device: torch.device, tree: TokenTree | None = None) -> Place:
         """Say where the next forward writes; returns the same for building masks.
 
         With a tree, attention writes keys and values by itself.
         """
+        place = self._where(rows, num_nodes, device, tree)
+        for layer in self.layers:
+            layer.place = place
+        return place
+
+    def _where(self, rows: slice, num_nodes: int, device: torch.device, tree: TokenTree | None) -> Place:
         lengths = self.lengths[rows]
         start = lengths[0] if len(set(lengths)) == 1 else None
         columns_BN = numbers_on(device, lengths)[:, None] + torch.arange(num_nodes, device=device)
-        place = Place(
+        return Place(
             slice(rows.start or 0, (rows.start or 0) + len(lengths)),
             columns_BN,
             start,
@@ -168,13 +196,23 @@ class TreeCache(Cache):
             if tree is None
             else Nodes(torch.tensor(lengths), tree.ancestors_XNN.contiguous(), tree.depths_XN.contiguous()),
         )
-        for layer in self.layers:
-            layer.place = place
-        return place
 
     def stores(self, place: Place) -> list[tuple[Tensor, Tensor, int | None]]:
         """Keys and values of the placed rows with room for the placed columns, and the window, layer by layer."""
         return [layer.room(place) for layer in self.layers]
+
+    def write_taps(self, rows: slice, taps_BNLH: Tensor | None) -> None:
+        """Write what inner layers were like at the nodes of a forward, where its keys and values stand."""
+        if taps_BNLH is not None:
+            self.taps.place = self._where(rows, taps_BNLH.shape[1], taps_BNLH.device, None)
+            states_BLNH = taps_BNLH.transpose(1, 2)
+            self.taps.update(states_BLNH, states_BLNH[..., :0])
+
+    def read_taps(self, rows: slice) -> Tensor | None:
+        """States of inner layers [B, T, L, H] at the committed tokens of these rows; None where nobody wanted any."""
+        if not self.taps.is_initialized:
+            return None
+        return self.taps.keys[rows, :, : max(self.lengths[rows])].transpose(1, 2)
 
     def commit(self, rows: slice, counts: Sequence[int]) -> None:
         """Keep the first counts[b] nodes of each placed row: what prefill does, where the tree is a chain."""
@@ -247,7 +285,7 @@ class TreeCache(Cache):
     @property
     def _written(self) -> list[TreeLayer]:
         """Layers that hold something: some models' last layers read the keys of earlier ones, and write none."""
-        return [layer for layer in self.layers if layer.is_initialized]
+        return [layer for layer in (*self.layers, self.taps) if layer.is_initialized]
 
     def num_bytes(self) -> int:
         """Memory held by all layers, in bytes."""

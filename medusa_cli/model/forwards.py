@@ -20,6 +20,7 @@ class Work:
 
     wanted_BW   nodes whose hidden states and logits are asked for; None: all of them
     spans       which rotary tables turn the nodes; None where the model has but one
+    taps        inner layers whose states are wanted at every node, numbered as in model/taps.py
     """
 
     tokens_BN: Tensor
@@ -28,6 +29,7 @@ class Work:
     rows: slice
     wanted_BW: Tensor | None
     spans: TableSpans | None
+    taps: tuple[int, ...] = ()
 
     @property
     def is_plain_step(self) -> bool:

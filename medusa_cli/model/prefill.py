@@ -19,6 +19,19 @@ OnRead = Callable[[int, int], None]
 """(tokens read of the prompts that are read together, of how many)"""
 
 
+class Progress:
+    """Tells how far reading is, of the prompts that are read in turn."""
+
+    def __init__(self, on_read: OnRead | None, total: int) -> None:
+        self._on_read, self._total, self._read = on_read, total, 0
+
+    def add(self, tokens: int) -> None:
+        """So many more tokens are read."""
+        self._read += tokens
+        if self._on_read is not None:
+            self._on_read(self._read, self._total)
+
+
 @dataclass(frozen=True)
 class Piece:
     """What one forward reads: of neighbouring rows from `row` on, the ids behind what they hold.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_cli.contracts import Draft, Seen
+from medusa_cli.contracts import Draft, Memory, Seen
 from medusa_cli.errors import TargetError
 from medusa_cli.kernels.attend import MOST_NODES, can_attend
 from medusa_cli.model import attention
@@ -211,17 +211,19 @@ class Target:
         first_row: int = 0,
         as_long_as: Sequence[int] | None = None,
         on_read: OnRead | None = None,
+        taps: tuple[int, ...] = (),
     ) -> Seen:
         """Read prompts into rows, from `first_row` on, and commit them; shows each one's last position (N = 1).
 
         What these rows hold already is the beginning of their prompts: only the rest is read, in pieces.
 
         as_long_as   the text length whose rotary table turns each prompt, up to that length; None: its own
+        taps         inner layers whose states the cache is to hold (model/taps.py)
         """
         held = cache.lengths[first_row : first_row + len(prompts)]
         unread, read, shown = sum(map(len, prompts)) - sum(held), 0, []
         for piece in pieces(prompts, held, self.forward_memory, as_long_as):
-            seen = self.read_piece(piece, cache, first_row)
+            seen = self.read_piece(piece, cache, first_row, taps)
             if piece.is_last:
                 shown.append(seen)
             read += piece.num_tokens
@@ -232,42 +234,54 @@ class Target:
         return Seen(torch.cat([seen.hidden_BNH for seen in shown]), torch.cat([seen.logits_BNV for seen in shown]))
 
     @torch.inference_mode()
-    def read_piece(self, piece: Piece, cache: TreeCache, first_row: int = 0) -> Seen:
+    def read_piece(self, piece: Piece, cache: TreeCache, first_row: int = 0, taps: tuple[int, ...] = ()) -> Seen:
         """Read one piece of prompts whose first row is `first_row`, and commit it; shows each row's last position."""
         rows = slice(first_row + piece.row, first_row + piece.row + len(piece.ids))
-        tokens_BN = piece.tokens_BN
+        tokens_BN = piece.tokens_BN.to(self.device)
         last_B1 = torch.tensor(piece.lengths, device=self.device)[:, None] - 1
         chain = TokenTree.chain(tokens_BN.shape[1] - 1)
         ends = [held + read for held, read in zip(cache.lengths[rows], piece.lengths, strict=True)]
-        seen = self._forward(tokens_BN.to(self.device), chain, cache, rows, last_B1, TableSpans(piece.as_long_as, ends))
+        spans = TableSpans(piece.as_long_as, ends)
+        seen = self._forward(Work(tokens_BN, chain.to(self.device), cache, rows, last_B1, spans, taps))
         cache.commit(rows, piece.lengths)
         return seen
 
     @torch.inference_mode()
-    def verify(self, draft: Draft, cache: TreeCache, as_long_as: Sequence[int] | None = None) -> Seen:
+    def verify(
+        self,
+        draft: Draft,
+        cache: TreeCache,
+        as_long_as: Sequence[int] | None = None,
+        taps: tuple[int, ...] = (),
+    ) -> Seen:
         """Score every node of the draft with one forward. Commits nothing: `cache.keep` does.
 
         as_long_as   as of `prefill`, for nodes that are the beginning of a text; None: they come after one
+        taps         inner layers whose states are wanted (model/taps.py)
         """
-        rows = slice(0, len(draft.tokens_BN))
-        if not self.tables.vary:
-            return self._forward(draft.tokens_BN, draft.tree, cache, rows, None, None)
-        ends = [length + draft.tree.max_depth + 1 for length in cache.lengths[rows]]
-        spans = TableSpans(as_long_as or [0] * len(ends), ends)
-        return self._forward(draft.tokens_BN, draft.tree, cache, rows, None, spans)
+        rows, spans = slice(0, len(draft.tokens_BN)), None
+        if self.tables.vary:
+            ends = [length + draft.tree.max_depth + 1 for length in cache.lengths[rows]]
+            spans = TableSpans(as_long_as or [0] * len(ends), ends)
+        return self._forward(Work(draft.tokens_BN, draft.tree.to(self.device), cache, rows, None, spans, taps))
 
-    def ready(self, draft: Draft, texts: Sequence[Sequence[int]], cache: TreeCache) -> Draft:
+    def ready(
+        self, draft: Draft, texts: Sequence[Sequence[int]], cache: TreeCache, memory: Memory | None = None
+    ) -> Draft:
         """The draft as far as it can be verified at once; rows whose rotary table changes here are read anew before.
 
-        texts   each row's tokens so far, the root included
+        texts    each row's tokens so far, the root included
+        memory   is shown what a row that is read anew looks like now, where it wants to see inner layers
         """
         if not self.tables.turns:
             return draft
-        lengths = cache.lengths[: len(texts)]
+        lengths, taps = cache.lengths[: len(texts)], memory.taps if memory else ()
         for row, (text, length) in enumerate(zip(texts, lengths, strict=True)):
             if length in self.tables.turns:
                 cache.drop(row)
-                self.prefill([text[:length]], cache, row, as_long_as=[length + 1])
+                self.prefill([text[:length]], cache, row, as_long_as=[length + 1], taps=taps)
+                if memory and taps:
+                    memory.join(row, [text[:length]], cache.read_taps(slice(row, row + 1)))
         return self.tables.until_turn(draft, lengths)
 
     @torch.inference_mode()
@@ -314,29 +328,19 @@ class Target:
         logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _forward(
-        self,
-        tokens_BN: Tensor,
-        tree: TokenTree,
-        cache: TreeCache,
-        rows: slice,
-        wanted_BW: Tensor | None,
-        spans: TableSpans | None,
-    ) -> Seen:
-        """One forward over the nodes of a tree; hidden states and logits at the `wanted` nodes, or at all.
-
-        spans   which rotary tables turn the nodes; None where the model has but one
-        """
-        work = Work(tokens_BN, tree.to(self.device), cache, rows, wanted_BW, spans)
+    def _forward(self, work: Work) -> Seen:
+        """By the first forward that takes it. States of inner layers go where the keys and values are."""
         forward = next((forward for forward in self.forwards if forward.takes(work)), self._stock_forward)
-        return forward(work)
+        seen = forward(work)
+        work.cache.write_taps(work.rows, seen.taps_BNLH)
+        return seen
 
     def _stock_forward(self, work: Work) -> Seen:
         tree, cache = work.tree, work.cache
         native = self.attends_natively and tree.num_nodes <= MOST_NODES
         place = cache.place(work.rows, tree.num_nodes, self.device, tree if native else None)
         with self.tables.of(work.spans, cache.lengths[work.rows], self.stock.positions(tree, place)):
-            return self._run(work.tokens_BN, tree, place, cache, work.wanted_BW)
+            return self._run(work.tokens_BN, tree, place, cache, work.wanted_BW, work.taps)
 
     @torch.inference_mode()
     def at(self, inputs: Inputs, cache: TreeCache) -> Seen:
@@ -344,13 +348,21 @@ class Target:
         place = inputs.place()
         for layer in cache.layers:
             layer.place = place
-        seen = self._run(inputs.tokens_BN, inputs, place, cache, None)
+        seen = self._run(inputs.tokens_BN, inputs, place, cache, None, inputs.bucket.taps)
         self.stock.forget()  # a graph's memory is given back when nobody looks at it
         return seen
 
-    def _run(self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache, wanted_BW: Tensor | None) -> Seen:
+    def _run(
+        self,
+        tokens_BN: Tensor,
+        tree: Ancestry,
+        place: Place,
+        cache: TreeCache,
+        wanted_BW: Tensor | None,
+        taps: tuple[int, ...],
+    ) -> Seen:
         """One forward that writes where `place` says."""
-        seen = self.stock(tokens_BN, tree, place, cache, wanted_BW)
+        seen = self.stock(tokens_BN, tree, place, cache, wanted_BW, taps)
         if (
             self.device.type == "cpu"
             and self.forward_memory.bytes(len(tokens_BN), tree.num_nodes, place.used) > GIVE_BACK_FROM

@@ -16,6 +16,7 @@ from medusa_cli.acceptance.sampling import GREEDY, Choosing
 from medusa_cli.acceptance.typical import Typical
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.engine import Engine, Request
+from medusa_cli.decode.memory import columns_for
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import DataError
@@ -174,16 +175,16 @@ def test_a_request_that_can_never_be_written_is_refused_at_once(prompt: Sequence
 
 def test_stats_count_what_was_guessed_and_kept() -> None:
     engine = Engine(TARGET(), oracle(), max_rows=2)
-    assert engine.stats().room == 0
+    assert (engine.stats().held, engine.stats().free) == (0, None)
     for prompt in TEXTS().prompts:
         engine.add(Request(prompt, Limits(NUM_NEW)))
     engine.step()
     during = engine.stats()
     assert (during.rows, during.waiting) == (2, 1)
-    assert 0 < during.columns <= during.room
+    assert 0 < during.columns <= during.held
     run(engine)
     after = engine.stats()
-    assert (after.rows, after.waiting, after.columns) == (0, 0, 0)
+    assert (after.rows, after.waiting, after.columns, after.held) == (0, 0, 0, 0)
     # the first token of each text is the prefill's, and each step brings one that was not guessed
     steps_of_rows = 3 * (NUM_NEW - 1) - after.kept
     assert after.kept > steps_of_rows > 0
@@ -226,17 +227,70 @@ def test_a_text_that_is_cancelled_while_it_is_read_leaves_its_row_and_no_trace()
     assert written[behind] == run(single)[0]
 
 
-@pytest.mark.parametrize("chunk", [4, 2048])
-def test_arrivals_cancels_and_ends_change_no_other_text(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows grow by eight columns."""
+    for module in ("model.cache", "decode.memory", "decode.rows"):
+        monkeypatch.setattr(f"medusa_cli.{module}.BLOCK", 8)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_text_for_which_there_is_no_memory_now_waits_and_is_not_overtaken() -> None:
+    engine = Engine(TARGET(), oracle(), max_rows=4, columns=130)
+    small, big = Request(prompt_of(5), Limits(6)), Request(prompt_of(17), Limits(6))
+    assert columns_for(TARGET(), 11, 40) == 56
+    assert columns_for(TARGET(), 23, 40) == 64
+    first, second = engine.add(small), engine.add(small)
+    engine.step()
+    assert (engine.stats().held, engine.stats().free) == (112, 18)
+    third, late = engine.add(big), [engine.add(small) for _ in range(3)]
+    joined = []
+    while not engine.idle:
+        for gain in engine.step():
+            joined += [gain.row.key] * (gain.row.key not in joined)
+        held = engine._rows.cache
+        assert held.num_rows * held.layers[0].capacity <= 130
+    assert joined == [first, second, third, *late]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_text_for_which_there_never_is_memory_is_refused_with_the_numbers() -> None:
+    engine = Engine(TARGET(), oracle(), max_rows=4, columns=60)
+    with pytest.raises(DataError, match="may grow to 23 tokens, which need 64 columns .* there is memory for 60"):
+        engine.add(Request(prompt_of(17), Limits(6)))
+    assert engine.idle
+    key = engine.add(Request(prompt_of(11), Limits(8, context_limit=16)))
+    assert run(engine)[key] == TEXTS().wanted(3, 5)[2], "what it may need is bounded by the context too"
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_memory_of_a_cancelled_text_is_free_at_once() -> None:
+    engine = Engine(TARGET(), oracle(), max_rows=4, columns=64)
+    first, second = (engine.add(Request(prompt, Limits(10))) for prompt in TEXTS().prompts[::2])
+    engine.step()
+    assert (engine.stats().waiting, engine.stats().free) == (1, 64 - 56)
+    engine.cancel(first)
+    assert (engine.stats().held, engine.stats().free) == (0, 64)
+    assert run(engine) == {second: TEXTS().wanted(3, 10)[2]}
+
+
+@pytest.mark.parametrize(("chunk", "columns"), [(4, None), (2048, None), (4, 150)])
+@pytest.mark.usefixtures("small_blocks")
+def test_arrivals_cancels_and_ends_change_no_other_text(
+    chunk: int, columns: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefill, "PREFILL_CHUNK", chunk)
-    ends, cancels = arrivals(700)
+    ends, cancels = arrivals(700, columns)
     assert min(ends, cancels) > 30
 
 
-def arrivals(num_events: int) -> tuple[int, int]:
+def arrivals(num_events: int, columns: int | None = None) -> tuple[int, int]:
     """Texts that come, end and are cancelled at random, each compared with what is written alone; ends and cancels."""
     rng = random.Random(5)
-    engine = Engine(TARGET(), tree_of_each(), max_rows=6)
+    drafter = tree_of_each()
+    drafter.size = 9
+    engine = Engine(TARGET(), drafter, max_rows=6, columns=columns)
+    shapes: set[tuple[int, int]] = set()
     wishes: dict[int, int] = {}
     written: dict[int, list[int]] = {}
     cancelled: set[int] = set()
@@ -250,7 +304,10 @@ def arrivals(num_events: int) -> tuple[int, int]:
             key = rng.choice([*engine.active, *engine._reading]).key
             engine.cancel(key)
             cancelled.add(key)
-        for gain in engine.step():
+        gains = engine.step()
+        if columns is not None and engine._rows is not None:
+            shapes.add((engine._rows.cache.num_rows, engine._rows.cache.layers[0].capacity))
+        for gain in gains:
             assert gain.row.key not in cancelled
             written.setdefault(gain.row.key, []).extend(gain.tokens)
             if gain.row.finish_reason is not None:
@@ -258,6 +315,8 @@ def arrivals(num_events: int) -> tuple[int, int]:
                 assert written[gain.row.key] == alone(wishes[gain.row.key])
     for key in cancelled & set(written):
         assert written[key] == alone(wishes[key])[: len(written[key])]
+    assert all(rows * held <= (columns or 0) for rows, held in shapes)
+    assert columns is None or len({rows for rows, _ in shapes}) > 2, "rows come and go with what texts need"
     return ends, len(cancelled)
 
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.acceptance.logits_processors import shaping_of
 from medusa_cli.acceptance.lossless import Lossless
 from medusa_cli.acceptance.typical import Typical
 from medusa_cli.config.recipe import TargetSettings
-from medusa_cli.contracts import AcceptanceRule, Drafter
+from medusa_cli.contracts import AcceptanceRule, Context, Drafter
 from medusa_cli.decode.loop import Parts, collect, decode
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.none import NoDrafter
@@ -21,7 +22,7 @@ from medusa_cli.kernels.argmax import have_best
 from medusa_cli.model.loading.load import make_target
 from medusa_cli.model.target import Target
 from tests.decode.tiny_llama import TEXTS, deep, oracle
-from tests.fakes import KnowingDrafter, WrongDrafter
+from tests.fakes import WrongDrafter
 from tests.tiny_models import NUM_NEW, VOCAB, target_of, tiny_model
 
 NAN, INF = float("nan"), float("inf")
@@ -194,14 +195,16 @@ def test_numbers_too_large_for_float16_are_no_damage() -> None:
     assert "--dtype bfloat16 or float32" in failed.value.hint
 
 
-def test_a_broken_step_is_taken_again_and_drafters_start_anew() -> None:
+def test_a_broken_step_is_taken_again_without_guesses_and_drafters_are_told() -> None:
     class Counting(Tempting):
-        def start(self, context: Any) -> None:
+        num_kept = 0
+
+        def keep(self, context: Context, taps_BDLH: Tensor | None) -> None:
             assert [list(tokens)[-1] for tokens in context.tokens] == context.root_B.tolist()
-            super().start(context)
+            self.num_kept += 1
 
     token = unwritten()
-    drafter: KnowingDrafter = Counting(token)
+    drafter = Counting(token)
     [text] = collect(Parts(spoilt(embedding=token), drafter, Greedy()), TEXTS().prompts[:1], Limits(5))
     assert text.num_nodes == [1, 1, 1, 1]
-    assert drafter.num_starts == 5
+    assert drafter.num_kept == 4

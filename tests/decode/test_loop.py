@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
+from torch import Tensor
 
 from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.contracts import Context, Draft
@@ -65,19 +66,33 @@ def test_a_row_that_ends_with_its_first_token_leaves_the_others_alone() -> None:
 
 
 class RowWatcher(NoDrafter):
-    """Remembers the rows it was started with, as a drafter with a state per row does."""
+    """Keeps each row's text by what it is told, as a drafter with a state per row does."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lengths: list[int] = []
+        self.texts: list[list[int]] = []
 
-    def start(self, context: Context) -> None:
-        self.lengths = [len(tokens) for tokens in context.tokens]
+    def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
+        assert first_row == len(self.texts)
+        self.texts += [list(prompt) for prompt in prompts]
 
     def propose(self, context: Context) -> Draft:
-        assert [len(tokens) for tokens in context.tokens] == self.lengths, "rows changed without a start"
-        self.lengths = [length + 1 for length in self.lengths]
+        self.agrees(context)
         return super().propose(context)
+
+    def keep(self, context: Context, taps_BDLH: Tensor | None) -> None:
+        for text, tokens in zip(self.texts, context.tokens, strict=True):
+            text += tokens[len(text) : -1]
+        self.agrees(context)
+
+    def move(self, source: int, row: int) -> None:
+        self.texts[row] = self.texts[source]
+
+    def drop(self, row: int) -> None:
+        del self.texts[row]
+
+    def agrees(self, context: Context) -> None:
+        assert self.texts == [tokens[:-1] for tokens in context.tokens]
 
 
 def test_a_drafter_is_told_whenever_the_rows_are_no_longer_the_same() -> None:

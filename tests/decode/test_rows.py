@@ -7,6 +7,7 @@ import torch
 
 from medusa_cli.contracts import Draft, Seen, Verdict
 from medusa_cli.decode.rows import Limits, Row, Rows
+from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.model.cache import TreeCache
 from medusa_cli.trees.tree import TokenTree
 
@@ -105,7 +106,8 @@ def step(rows: Rows, paths: list[list[int]], following: list[int]) -> list[list[
     verdict = rows.limit(Verdict(path_BD, (path_BD >= 0).sum(-1), torch.tensor(following)), draft, SEEN)
     rows.cache.keep(verdict)
     numbers_BN = 10.0 * torch.arange(len(paths))[:, None] + torch.arange(5)
-    return [list(new) for new in rows.advance(draft, verdict, numbers_BN[..., None].expand(-1, -1, 4)).tokens]
+    seen = Seen(numbers_BN[..., None].expand(-1, -1, 4), SEEN.logits_BNV)
+    return [list(new) for new in rows.advance(draft, verdict, seen).tokens]
 
 
 def test_a_step_gains_the_guesses_and_the_token_after_them() -> None:
@@ -156,7 +158,7 @@ def test_a_path_is_cut_where_its_row_ends(limits: Limits, gained: list[int]) -> 
 def test_a_root_that_ends_the_text_finishes_its_row_at_once() -> None:
     rows = rows_of(Limits(20, frozenset({2})), [1, 2])
     assert [row.finish_reason for row in rows.active] == [None, "stop"]
-    assert [row.key for row in rows.retire()] == [1]
+    assert [row.key for row in rows.retire(NoDrafter())] == [1]
     assert [row.key for row in rows.active] == [0]
 
 
@@ -169,7 +171,7 @@ def test_the_last_rows_fill_the_holes_that_finished_ones_leave(finished: list[in
     rows = rows_of(Limits(20, frozenset({5})), roots)
     for key in range(4):
         rows.cache.commit(slice(key, key + 1), [key])
-    assert sorted(row.key for row in rows.retire()) == finished
+    assert sorted(row.key for row in rows.retire(NoDrafter())) == finished
     assert [row.key for row in rows.active] == left
     # roots, hidden states and columns move together
     assert rows.root_B.tolist() == [key + 50 for key in left]
@@ -180,7 +182,7 @@ def test_the_last_rows_fill_the_holes_that_finished_ones_leave(finished: list[in
 def test_the_states_along_a_path_move_with_their_row() -> None:
     rows = rows_of(Limits(20, frozenset({5})), [1, 2, 3])
     step(rows, [[0], [0, 2, 4], [0, 1]], [5, 52, 53])
-    rows.retire()
+    rows.retire(NoDrafter())
     assert [row.key for row in rows.active] == [2, 1]
     accepted_BDH = rows.context.accepted_hidden_BDH
     assert accepted_BDH[0, :2, 0].tolist() == [20, 21]

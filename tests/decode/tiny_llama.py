@@ -44,10 +44,10 @@ class Counter:
             self.prefilled.append(len(piece.ids))
             return read_piece(piece, *more)
 
-        def counted_verify(draft: Draft, cache: TreeCache) -> Seen:
+        def counted_verify(draft: Draft, cache: TreeCache, **named: Any) -> Seen:
             self.num_verified += 1
             before = list(cache.lengths)
-            seen = verify(draft, cache)
+            seen = verify(draft, cache, **named)
             assert cache.lengths == before
             return seen
 

@@ -7,18 +7,16 @@ from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.adaptive import LONGEST_REST, PLAIN_EVERY, WatchedDrafter
+from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import DRAFTERS, SHAPES, WIDE_PATHS
 from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
 
-class Chain:
+class Chain(NoMemory):
     """Guesses one token."""
 
     name, size = "chain", 1
-
-    def start(self, context: Context) -> None:
-        pass
 
     def propose(self, context: Context) -> Draft:
         return Draft(context.root_B[:, None].repeat(1, 2), TokenTree.chain(1))
@@ -31,7 +29,7 @@ class Machine:
         self.cost, self.tokens = cost, tokens
         self.time, self.text = 0.0, [1]
         self.drafter = WatchedDrafter(Chain(), clock=lambda: self.time)
-        self.drafter.start(self._context())
+        self.drafter.join(0, [self.text], None)
 
     def run(self, steps: int) -> list[bool]:
         """Whether each step guessed."""
@@ -79,7 +77,7 @@ def test_what_other_rows_do_before_is_no_step() -> None:
     machine.run(50)
     seconds = machine.drafter.guessing.seconds
     machine.time += 1000.0
-    machine.drafter.start(machine._context())
+    machine.drafter.join(0, [machine.text], None)
     machine.run(1)
     assert machine.drafter.guessing.seconds == seconds
 

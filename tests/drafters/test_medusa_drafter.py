@@ -72,7 +72,7 @@ def test_a_draft_depends_on_nothing_but_the_context() -> None:
     drafter, context = MedusaDrafter(FakeHeads(), SHAPES["wide"](1, torch.Generator())), context_of(2)
     first = drafter.propose(context).tokens_BN
     drafter.propose(context_of(3))
-    drafter.start(context)
+    drafter.keep(context, None)
     assert torch.equal(drafter.propose(context).tokens_BN, first)
 
 

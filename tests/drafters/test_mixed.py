@@ -92,7 +92,7 @@ def test_guesses_that_can_not_pay_are_not_looked_for(kind: str) -> None:
     prompt = prompt_of(6) * 4
     context = Context([prompt], torch.tensor([prompt[-1]]), context_of(1, target.hidden_size).hidden_BH)
     (source,) = sources(kind, target)
-    source.start(context)
+    source.join(0, [prompt[:-1]], None)
     all_of_them, floored = Trie(prompt[-1]), Trie(prompt[-1])
     source.add_guesses(context, [all_of_them], 0.0)
     floor = sorted(all_of_them.chances)[len(all_of_them.chances) // 2]
@@ -168,7 +168,7 @@ def test_a_draft_tells_the_budget_what_the_step_before_took_and_brought() -> Non
     drafter.budget.saw = lambda *step: seen.append(step)
     tokens = [1, 2, 3, 1, 2]
     context = Context([tokens], torch.tensor([2]), torch.zeros(1, 4))
-    drafter.start(context)
+    drafter.join(0, [tokens[:-1]], None)
     for _ in range(2):
         draft = drafter.propose(context)
     tokens += [3, 1, 2, 3]

@@ -56,7 +56,7 @@ def test_belief_follows_what_came_true() -> None:
 def test_chances_fall_along_a_copy_and_are_learnt_from_the_next_context() -> None:
     source, tokens = Ngrams(), [1, 2, 3, 1, 2]
     context = Context([tokens], torch.tensor([2]), torch.zeros(1, 4))
-    source.start(context)
+    source.join(0, [tokens[:-1]], None)
     trie = Trie(2)
     source.add_guesses(context, [trie], 0.0)
     assert trie.tokens[1:4] == [3, 1, 2]
@@ -68,12 +68,12 @@ def test_chances_fall_along_a_copy_and_are_learnt_from_the_next_context() -> Non
     assert learnt.chance(2, 1) > fresh.chance(2, 1)
 
 
-def test_a_source_that_starts_again_copies_nothing_from_the_texts_before() -> None:
+def test_a_row_that_joins_copies_nothing_from_the_texts_before() -> None:
     source = Ngrams()
     grown = []
     for tokens in ([7, 8, 9, 7], [1, 2, 3, 7]):
         context = Context([tokens], torch.tensor([7]), torch.zeros(1, 4))
-        source.start(context)
+        source.join(0, [tokens[:-1]], None)
         trie = Trie(7)
         source.add_guesses(context, [trie], 0.0)
         grown.append(trie.tokens[1:3])

@@ -27,7 +27,7 @@ def echo(tokens: Sequence[int]) -> Sequence[int]:
 
 
 class HalfDrafter:
-    """Has no start."""
+    """Knows of no rows."""
 
     def __init__(self, target: object) -> None: ...
 
@@ -103,7 +103,7 @@ def test_the_command_line_knows_the_name(install: Install, capsys: pytest.Captur
             "tests.examples.test_function_drafter:NO_DRAFTER",
             "is neither a function nor a class with add_guesses or propose",
         ),
-        ("tests.examples.test_function_drafter:HalfDrafter", "is no Drafter: it lacks start"),
+        ("tests.examples.test_function_drafter:HalfDrafter", "is no Drafter: it lacks join, keep, move, drop"),
         ("tests.examples.test_function_drafter:GONE", "can't be imported: .*GONE"),
         ("no_such_package_here:echo", "can't be imported: No module named"),
     ],

@@ -1,5 +1,6 @@
 """Law 4: before every step the cache and the heads' hidden state are those of a fresh reading of the text so far."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
+from medusa_cli.drafters.memory import InnerMemory
 from medusa_cli.model.cache import TreeCache
 from medusa_cli.model.target import Target
 from medusa_cli.trees.tree import TokenTree
@@ -20,7 +22,7 @@ from tests.tiny_models import NUM_NEW, counting_model, greedy_of, known, target_
 LENGTHS = (5, 17, 11, 3, 9, 14, 1)
 
 
-class CheckingDrafter:
+class CheckingDrafter(InnerMemory):
     """Hands out another drafter's guesses, after comparing all state with the library's forward over each text."""
 
     def __init__(self, inner: Drafter, model: Any) -> None:
@@ -40,9 +42,13 @@ class CheckingDrafter:
 
         monkeypatch.setattr(target, "new_cache", seen)
 
-    def start(self, context: Context) -> None:
+    def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
         self.lengths = []
-        self.inner.start(context)
+        super().join(first_row, prompts, taps_BTLH)
+
+    def drop(self, row: int) -> None:
+        self.lengths = []
+        super().drop(row)
 
     def propose(self, context: Context) -> Draft:
         for row, tokens in enumerate(context.tokens):

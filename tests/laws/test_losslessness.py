@@ -14,6 +14,7 @@ from medusa_cli.acceptance.random_streams import Stream
 from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.decode.loop import Generation, Parts, collect
 from medusa_cli.decode.rows import Limits
+from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import DRAFTERS, SHAPES, follows
@@ -30,7 +31,7 @@ def chances(ids: list[int]) -> Tensor:
     return RULE.probabilities(tiny_model("llama")(torch.tensor([ids])).logits[0, -1])
 
 
-class LikelyDrafter:
+class LikelyDrafter(NoMemory):
     """Puts the two likeliest followers of each root under it, and the likeliest one of the first under that."""
 
     def __init__(self) -> None:
@@ -39,9 +40,6 @@ class LikelyDrafter:
         for root in chances(PROMPT).nonzero().flatten().tolist():
             best = chances([*PROMPT, root]).topk(2).indices.tolist()
             self.following[root] = [*best, int(chances([*PROMPT, root, best[0]]).argmax())]
-
-    def start(self, context: Context) -> None:
-        pass
 
     def propose(self, context: Context) -> Draft:
         nothing = [0, 0, 0]

@@ -169,6 +169,21 @@ def test_only_four_methods_of_the_cache_change_lengths() -> None:
     assert found == {"cache.__init__", "cache.commit", "cache.copy_prefix", "cache.drop"}
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(2, 6), (5, 8), (2, 40), (4, 6)])
+def test_another_shape_keeps_what_is_committed_and_nothing_else(rows: int, columns: int) -> None:
+    texts = [[1, 2, 3, 4], [5, 6, 7, 8, 9, 10]]
+    cache = filled(texts, num_rows=3)
+    write(cache, slice(2, 3), [[999]])
+    cache.reshape(rows, columns)
+    assert cache.lengths == [4, 6] + [0] * (rows - 2)
+    assert [held(cache, row) for row in range(2)] == texts
+    assert cache.layers[0].keys.shape == (rows, HEADS, columns, WIDTH)
+    assert not any(layer.keys[3:].any() for layer in cache.layers)
+    write(cache, slice(0, rows), [[11]] * rows)
+    cache.commit(slice(0, rows), [1] * rows)
+    assert [held(cache, row)[-1] for row in range(rows)] == [11] * rows
+
+
 def test_layers_that_write_no_keys_of_their_own_are_passed_over() -> None:
     cache = TreeCache(LAYERS + 1, 2, 8)  # write() reaches all but the last: it reads another layer's keys
     write(cache, slice(0, 1), [[1, 2, 3]])

@@ -35,13 +35,13 @@ class Steps:
         self.prefills: list[int] = []
         verify, read_piece = target.verify, target.read_piece
 
-        def counted_verify(draft, cache):
+        def counted_verify(draft, cache, **named):
             self.rows.append(len(draft.tokens_BN))
-            return verify(draft, cache)
+            return verify(draft, cache, **named)
 
-        def counted_piece(piece, cache, first_row=0):
+        def counted_piece(piece, *more):
             self.prefills.append(len(piece.ids))
-            return read_piece(piece, cache, first_row)
+            return read_piece(piece, *more)
 
         monkeypatch.setattr(target, "verify", counted_verify)
         monkeypatch.setattr(target, "read_piece", counted_piece)

@@ -63,8 +63,9 @@ class CompiledForward(HoldsNothing):
         self._stock = stock
 
     def takes(self, work: Work) -> bool:
-        """All of few nodes."""
-        return work.is_plain_step and work.tree.num_nodes <= MOST_NODES and work.tokens_BN.numel() <= MOST_TOKENS
+        """All of few nodes; the program shows no inner layers."""
+        few = work.tree.num_nodes <= MOST_NODES and work.tokens_BN.numel() <= MOST_TOKENS
+        return few and work.is_plain_step and not work.taps
 
     def __call__(self, work: Work) -> Seen:
         """Score all nodes."""

@@ -43,19 +43,20 @@ Recorder = Callable[[Callable[[], Seen]], Recorded]
 
 @dataclass(frozen=True)
 class Bucket:
-    """What a recorded forward fits: so many rows and nodes, and attention over so many columns."""
+    """What a recorded forward fits: rows, nodes, columns that attention is over, and the inner layers that it shows."""
 
     rows: int
     nodes: int
     columns: int
+    taps: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, lengths: Sequence[int], num_nodes: int) -> "Bucket":
+    def of(cls, lengths: Sequence[int], num_nodes: int, taps: tuple[int, ...] = ()) -> "Bucket":
         """The smallest for rows of these lengths: at most an eighth of long columns is padding."""
         nodes = next(size for size in NODES if size >= num_nodes)
         used = max(lengths) + nodes
         step = max(256, 1 << max(0, used.bit_length() - 4))
-        return cls(len(lengths), nodes, -(-used // step) * step)
+        return cls(len(lengths), nodes, -(-used // step) * step, taps)
 
 
 class Inputs:
@@ -133,7 +134,7 @@ class GraphedForward:
         tokens_BN, tree, cache = work.tokens_BN, work.tree, work.cache
         num_rows, num_nodes = tokens_BN.shape
         lengths = cache.lengths[:num_rows]
-        bucket = Bucket.of(lengths, num_nodes)
+        bucket = Bucket.of(lengths, num_nodes, work.taps)
         for layer in cache.layers:
             layer.make_room(bucket.columns)
         if self._moves != self.arena.moves:
@@ -147,7 +148,8 @@ class GraphedForward:
             inputs.fill(tokens_BN, tree, lengths)
             recorded.replay()
             seen = recorded.seen
-        return Seen(seen.hidden_BNH[:, :num_nodes], seen.logits_BNV[:, :num_nodes])
+        taps_BNLH = None if seen.taps_BNLH is None else seen.taps_BNLH[:, :num_nodes]
+        return Seen(seen.hidden_BNH[:, :num_nodes], seen.logits_BNV[:, :num_nodes], taps_BNLH)
 
     def _filled(self, bucket: Bucket, tokens_BN: Tensor, tree: TokenTree, lengths: Sequence[int]) -> Inputs:
         inputs = Inputs(bucket, self._device)
@@ -181,7 +183,8 @@ class GraphedForward:
     def _bytes(self) -> int:
         """What all recorded forwards show."""
         every = (recorded.seen for _, recorded in self._recorded.values())
-        return sum(each.nbytes for seen in every for each in (seen.hidden_BNH, seen.logits_BNV))
+        shown = (each for seen in every for each in (seen.hidden_BNH, seen.logits_BNV, seen.taps_BNLH))
+        return sum(each.nbytes for each in shown if each is not None)
 
     def _forget(self) -> None:
         self._recorded.clear()

@@ -4,6 +4,7 @@ The only file that calls the model's forward. Shape letters: B rows, N nodes, T 
 """
 
 import inspect
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,7 @@ from medusa_cli.model.cache import Place, TreeCache
 from medusa_cli.model.limits import context_limit
 from medusa_cli.model.masks import MaskKinds, positions, takes_mapping, tree_masks, wants_each_row
 from medusa_cli.model.output_hook import FinalHidden, at_nodes
+from medusa_cli.model.taps import LayerInputs, stacked
 from medusa_cli.trees.tree import Ancestry
 
 
@@ -33,6 +35,7 @@ class StockForward:
         self._takes_mapping = takes_mapping(model)
         self._wants_each_row = wants_each_row(model)
         self._final = FinalHidden(model.get_output_embeddings())
+        self.layer_inputs = LayerInputs(model)
 
     @cached_property
     def device(self) -> torch.device:
@@ -64,10 +67,16 @@ class StockForward:
         self._final.forget()
 
     def __call__(
-        self, tokens_BN: Tensor, tree: Ancestry, place: Place, cache: TreeCache, wanted_BW: Tensor | None = None
+        self,
+        tokens_BN: Tensor,
+        tree: Ancestry,
+        place: Place,
+        cache: TreeCache,
+        wanted_BW: Tensor | None = None,
+        taps: Sequence[int] = (),
     ) -> Seen:
         """One forward that writes where `place` says; hidden states and logits at the `wanted` nodes, or at all."""
-        with self._final.narrowed(wanted_BW):
+        with self._final.narrowed(wanted_BW), self.layer_inputs.seen(taps) as found:
             out = self.model(
                 input_ids=tokens_BN,
                 attention_mask=self._masks(tree, place),
@@ -77,7 +86,8 @@ class StockForward:
             )
         # where layers lie on several devices, the last hidden states are on another one than the inputs
         hidden_BNH = self.last_BNH.to(self.device)
-        return Seen(hidden_BNH if wanted_BW is None else at_nodes(hidden_BNH, wanted_BW), out.logits)
+        taps_BNLH = stacked(found, taps, hidden_BNH, self.device)
+        return Seen(hidden_BNH if wanted_BW is None else at_nodes(hidden_BNH, wanted_BW), out.logits, taps_BNLH)
 
     def plain(self, ids_BT: Tensor) -> Tensor:
         """Final hidden states [B, T, H] without masks, positions or cache of ours; gradients can pass back."""
