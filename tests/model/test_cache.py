@@ -170,6 +170,7 @@ def test_only_four_methods_of_the_cache_change_lengths() -> None:
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(2, 6), (5, 8), (2, 40), (4, 6)])
+@torch.inference_mode()  # as every forward
 def test_another_shape_keeps_what_is_committed_and_nothing_else(rows: int, columns: int) -> None:
     texts = [[1, 2, 3, 4], [5, 6, 7, 8, 9, 10]]
     cache = filled(texts, num_rows=3)
