@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +31,58 @@ _DTYPES = ("float32", "bfloat16", "float16")
 DEFAULT_PROMPTS = Path(__file__).parent.parent / "bench" / "prompts" / "default.jsonl"
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """What is measured: the flags about prompts, and how often and how long each is written."""
+
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help='a file as generate reads it; .jsonl of {"id","category","turns"} gives categories, and first turns '
+            "are used [default: packaged]"
+        ),
+    ] = None
+    num_prompts: Annotated[int | None, typer.Option(min=1, help="this many, spread over the file")] = None
+    num_warmups: Annotated[int, typer.Option(min=0, help="prompts each arm runs before the clock counts")] = 1
+    repeats: Annotated[int, typer.Option(min=1, help="times every prompt runs on every arm")] = 1
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128
+    batch_size: Annotated[int, typer.Option(min=1, help="prompts every arm writes at once")] = 1
+    allow_random_prompts: Annotated[
+        bool, typer.Option("--allow-random-prompts", help="measure even when prompts look like random tokens")
+    ] = False
+
+    @cached_property
+    def questions(self) -> "Sequence[Question]":
+        """Those of the file, as many as wanted. Raises DataError for a file that can't be read."""
+        from medusa_cli.bench.prompt_set import pick, read_questions
+
+        return pick(read_questions(self.prompts or DEFAULT_PROMPTS), self.num_prompts)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """What of this the figures depend on, for the report; prompts by what they hold, wherever they lie."""
+        texts = [[question.id, question.category, question.text] for question in self.questions]
+        return {
+            "prompts": hashlib.sha256(repr(texts).encode()).hexdigest()[:16],
+            "num_prompts": len(self.questions),
+            "max_new_tokens": self.max_new_tokens,
+            "batch_size": self.batch_size,
+            "repeats": self.repeats,
+        }
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What fails a bench."""
+
+    min_speedup: Annotated[
+        float | None, typer.Option(help="exit 3 below this speed-up over hf-greedy if it runs, else greedy")
+    ] = None
+    require_identical: Annotated[
+        bool, typer.Option("--require-identical", help="exit 3 when a reply differs other than at a near tie")
+    ] = False
+
+
 def command(
     *,
     overrides: options.Overrides = None,
@@ -41,27 +94,8 @@ def command(
             ".gguf file). On a CPU the hf arms run in float32 and bfloat16 unless one is named: hf-greedy@float32."
         ),
     ] = "greedy",
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help='a file as generate reads it; .jsonl of {"id","category","turns"} gives categories, and first turns '
-            "are used [default: packaged]"
-        ),
-    ] = None,
-    num_prompts: Annotated[int | None, typer.Option(min=1, help="this many, spread over the file")] = None,
-    num_warmups: Annotated[int, typer.Option(min=0, help="prompts each arm runs before the clock counts")] = 1,
-    repeats: Annotated[int, typer.Option(min=1, help="times every prompt runs on every arm")] = 1,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", "-n", min=1)] = 128,
-    batch_size: Annotated[int, typer.Option(min=1, help="prompts every arm writes at once")] = 1,
-    min_speedup: Annotated[
-        float | None, typer.Option(help="exit 3 below this speed-up over hf-greedy if it runs, else greedy")
-    ] = None,
-    require_identical: Annotated[
-        bool, typer.Option("--require-identical", help="exit 3 when a reply differs other than at a near tie")
-    ] = False,
-    allow_random_prompts: Annotated[
-        bool, typer.Option("--allow-random-prompts", help="measure even when prompts look like random tokens")
-    ] = False,
+    measuring: Measuring,
+    gates: Gates,
     plot: Annotated[Path | None, typer.Option(help="draw a .png, .svg or .pdf")] = None,
     output_dir: Annotated[
         Path | None,
@@ -89,10 +123,9 @@ def command(
 ) -> None:
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
     names = arm_names(compare)
-    _check_usage(names, batch_size, min_speedup)
+    _check_usage(names, measuring.batch_size, gates.min_speedup)
     from medusa_cli.assemble import DrafterChoice, check_choice
     from medusa_cli.bench.build import build_arms
-    from medusa_cli.bench.prompt_set import pick, read_questions
     from medusa_cli.bench.resume import BenchFolder
     from medusa_cli.bench.verdict import failed_gates
     from medusa_cli.config.loading import load_recipe
@@ -103,19 +136,20 @@ def command(
         check_plot_file(plot)
     recipe = load_recipe(config, overrides or (), target)
     console = output.console
-    questions = pick(read_questions(prompts or DEFAULT_PROMPTS), num_prompts)
-    asked = Asked(questions, num_warmups, repeats, batch_size, max_new_tokens, allow_random_prompts)
+    _ = measuring.questions  # a file that can't be read is told before a model is loaded
     shaped = guessing.tree is not None or guessing.tree_size is not None or guessing.speculate == "on"
     choice = DrafterChoice(drafter or (next(iter(HEADS)) if shaped else MIXED), **vars(guessing))
     check_choice(choice, recipe.target.model)
-    folder = BenchFolder(output_dir, identity(asked, recipe.target, choice, names)) if output_dir else None
+    folder = BenchFolder(output_dir, identity(measuring, recipe.target, choice, names)) if output_dir else None
     with folder.to_itself() if folder else nullcontext():
-        report = _report(asked, lambda: build_arms(recipe.target, choice, names, max_new_tokens), folder, console)
+        report = _report(
+            measuring, lambda: build_arms(recipe.target, choice, names, measuring.max_new_tokens), folder, console
+        )
     _show(report, console)
     console.print_json(report.document(), output.output_json)
     if plot:  # last: what was measured is told even if the picture can't be written
         draw(report, plot)
-    failed = failed_gates(report, report.ours, min_speedup, require_identical)
+    failed = failed_gates(report, report.ours, gates.min_speedup, gates.require_identical)
     if failed:
         raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")
 
@@ -146,31 +180,9 @@ def arm_names(text: str) -> list[str]:
     return names
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the command line asked to be measured."""
-
-    questions: "Sequence[Question]"
-    num_warmups: int
-    repeats: int
-    batch_size: int
-    max_new_tokens: int
-    allow_random_prompts: bool
-
-    @property
-    def shape(self) -> dict[str, Any]:
-        """What of this the figures depend on, for the report; prompts by what they hold, wherever they lie."""
-        texts = [[question.id, question.category, question.text] for question in self.questions]
-        return {
-            "prompts": hashlib.sha256(repr(texts).encode()).hexdigest()[:16],
-            "num_prompts": len(self.questions),
-            "max_new_tokens": self.max_new_tokens,
-            "batch_size": self.batch_size,
-            "repeats": self.repeats,
-        }
-
-
-def identity(asked: Asked, target: "TargetSettings", choice: "DrafterChoice", names: Sequence[str]) -> dict[str, Any]:
+def identity(
+    asked: Measuring, target: "TargetSettings", choice: "DrafterChoice", names: Sequence[str]
+) -> dict[str, Any]:
     """What a folder holds the replies of; heads by what they hold. Raises FormatError for heads that aren't there."""
     from medusa_cli.assemble import heads_folder
 
@@ -180,7 +192,7 @@ def identity(asked: Asked, target: "TargetSettings", choice: "DrafterChoice", na
     return {**asked.shape, **target.model_dump(mode="json"), **asdict(choice), "heads": held, "arms": list(names)}
 
 
-def _report(asked: Asked, build: "Callable[[], Bench]", folder: "BenchFolder | None", console: Console) -> "Report":
+def _report(asked: Measuring, build: "Callable[[], Bench]", folder: "BenchFolder | None", console: Console) -> "Report":
     """The report that the folder has already, or of what is measured now; Ctrl-C says how to go on."""
     if folder and folder.report:
         console.info(f"all replies are in {folder.path} already: another --output-dir measures again")
@@ -195,7 +207,7 @@ def _report(asked: Asked, build: "Callable[[], Bench]", folder: "BenchFolder | N
         raise
 
 
-def measure(asked: Asked, build: "Callable[[], Bench]", console: Console, folder: "BenchFolder | None") -> "Report":
+def measure(asked: Measuring, build: "Callable[[], Bench]", console: Console, folder: "BenchFolder | None") -> "Report":
     """Build the arms, run them and report; what the folder holds isn't run again."""
     import torch
 
@@ -237,7 +249,7 @@ def measure(asked: Asked, build: "Callable[[], Bench]", console: Console, folder
     return report
 
 
-def _odd_prompts(asked: Asked, bench: "Bench") -> list[str]:
+def _odd_prompts(asked: Measuring, bench: "Bench") -> list[str]:
     """Sentences about prompts that would mislead. Raises DataError for those that look random, unless allowed."""
     from medusa_cli.bench.prompt_set import random_looking, repeated
 
