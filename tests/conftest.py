@@ -14,6 +14,7 @@ from medusa_cli.util.paths import say_once
 
 # before torch and transformers are imported, which read these once
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", WANDB_MODE="disabled", TOKENIZERS_PARALLELISM="false")
+os.environ.pop("COLUMNS", None)  # pytest-xdist has its workers draw so wide, and fixtures of a session print too
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
@@ -26,7 +27,6 @@ def _same_start(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
     say_once.cache_clear()
     for name in [name for name in os.environ if name.startswith("MEDUSA_")]:
         monkeypatch.delenv(name)
-    monkeypatch.delenv("COLUMNS", raising=False)  # pytest-xdist has its workers draw so wide
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path_factory.getbasetemp() / "medusa-home"))
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)

@@ -77,10 +77,12 @@ def test_a_hint_names_the_pip_of_this_interpreter_unless_it_is_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path.resolve() / "bin" / "python"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
     assert with_this_pip("pip install x") == f"{sys.executable} -m pip install x"
     assert with_this_pip("train some heads") == "train some heads"
-    monkeypatch.chdir(Path(sys.executable).parents[1])
+    monkeypatch.chdir(tmp_path)
     assert with_this_pip("pip install x") == f"bin/{Path(sys.executable).name} -m pip install x"
     print_error("x", "pip install y")
     assert capsys.readouterr().err.endswith(" hint: bin/python -m pip install y\n")
