@@ -8,6 +8,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from medusa_cli.util.paths import cache_home, say_once
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared", "-std=c++17")
 COMPILERS = ("c++", "g++", "clang++")
 PATIENCE_S = 120.0
+_ONE_AT_A_TIME = threading.Lock()  # threads that want the same library: the second takes what the first compiled
 
 
 class CannotCompile(Exception):
@@ -32,7 +34,8 @@ def library(source: Path, flags: tuple[str, ...] = (), mode: int = ctypes.DEFAUL
     mode    RTLD_GLOBAL where other libraries call these functions by name
     """
     try:
-        return ctypes.CDLL(str(built(source, flags)), mode=mode)
+        with _ONE_AT_A_TIME:
+            return ctypes.CDLL(str(built(source, flags)), mode=mode)
     except OSError as error:
         raise CannotCompile(f"{source.name}: {error}") from error
 

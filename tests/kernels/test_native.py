@@ -5,12 +5,15 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from medusa_cli.kernels import native
+from medusa_cli.kernels import attend, blocks, native
+from medusa_cli.kernels.ahead import compile_ahead
 from medusa_cli.kernels.native import CannotCompile, library
 from medusa_cli.util import sealed
 from tests.damages import DAMAGES
@@ -40,6 +43,38 @@ def test_a_source_is_compiled_once(source: Path, home: Path, monkeypatch: pytest
     monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
     assert library(source).seven() == 7
     assert [*(home / "code" / "kernels").iterdir()] == [built]
+
+
+def test_threads_that_ask_at_once_get_one_compilation(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = []
+    compile_for_real = native._compile
+    monkeypatch.setattr(native, "_compile", lambda *all_: (compiled.append(all_[0]), compile_for_real(*all_)))
+    with ThreadPoolExecutor(3) as threads:
+        assert [found.seven() for found in threads.map(library, [source] * 3)] == [7] * 3
+    assert compiled == [source]
+
+
+def test_what_is_compiled_ahead_is_there_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for functions in (blocks.functions, attend.function):
+        functions.cache_clear()
+    compile_ahead()
+    (thread,) = (each for each in threading.enumerate() if each.name == "medusa-compile")
+    thread.join()
+    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
+    blocks.functions()
+    attend.function()
+
+
+def test_who_has_no_compiler_is_not_told_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    for functions in (blocks.functions, attend.function):
+        functions.cache_clear()
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    monkeypatch.setattr(threading, "excepthook", lambda raised: pytest.fail(str(raised)))
+    compile_ahead()
+    for thread in [each for each in threading.enumerate() if each.name == "medusa-compile"]:
+        thread.join()
+    with pytest.raises(CannotCompile, match="/nowhere"):
+        blocks.functions()
 
 
 def test_processes_that_compile_at_once_all_get_a_whole_library(source: Path, home: Path) -> None:

@@ -51,7 +51,7 @@ def measure_and_keep(target: Target) -> Costs:
     logger.info("measuring what a step costs on this machine: some seconds")
     found = measure(target)
     if found.disturbed:
-        logger.warning("the machine is busy: what a step costs was measured beside others, and will be again")
+        logger.warning("what a step costs was measured, and will be again: the machine was busy or changed its speed")
     costs = Costs(
         seconds=found.seconds,
         laps={},

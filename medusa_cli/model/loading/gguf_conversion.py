@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from medusa_cli.errors import TargetError
 from medusa_cli.model.loading.gguf_cache import copy_of
+from medusa_cli.model.loading.gguf_library import read_once
 from medusa_cli.model.loading.huggingface import fetch_config, fetch_model, fetch_tokenizer
 from medusa_cli.model.loading.refusals import refuse_config
 from medusa_cli.model.loading.sources import Source, fault_in
@@ -62,13 +63,15 @@ def _convert_once(source: Source, home: Path) -> None:
 
 def _convert(source: Source, made: Path) -> None:
     """Write the model into a folder."""
-    loaded = fetch_model(source, None, torch.float32, "eager")
-    tokenizer = fetch_tokenizer(source, None)
+    with read_once():
+        loaded = fetch_model(source, None, torch.float32, "eager")
+        tokenizer = fetch_tokenizer(source, None)
     if hasattr(loaded.config, "quantization_config"):
         del loaded.config.quantization_config
     # The library refuses to save a model that came from GGUF: its numbers go into a fresh one.
-    fresh = AutoModelForCausalLM.from_config(loaded.config)
-    fresh.load_state_dict(loaded.state_dict())
+    with torch.device("meta"):  # no random numbers are drawn for what is replaced
+        fresh = AutoModelForCausalLM.from_config(loaded.config)
+    fresh.load_state_dict(loaded.state_dict(), assign=True)
     fresh.generation_config = loaded.generation_config
     fresh.save_pretrained(made)
     tokenizer.save_pretrained(made)

@@ -4,7 +4,7 @@ import hashlib
 import pickle
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +15,7 @@ from huggingface_hub import try_to_load_from_cache
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from medusa_cli.errors import TargetError, is_panic
+from medusa_cli.model.loading.gguf_library import read_once
 from medusa_cli.model.loading.sources import WEIGHTS, Source
 from medusa_cli.util.hub import settle_reach
 from medusa_cli.util.plain_json import parse_json
@@ -88,7 +89,7 @@ def fetch_model(
         )
 
     try:
-        with _no_bar_of_gguf():
+        with read_once() if source.gguf_file else nullcontext():
             model, found = _loading(source, "the weights", _COPY_AGAIN, load)
     except TargetError as error:
         if _is_about_attention(error.__cause__, attention):
@@ -98,19 +99,6 @@ def fetch_model(
         raise
     _refuse_gaps(source, found)
     return model
-
-
-@contextmanager
-def _no_bar_of_gguf() -> Iterator[None]:
-    """The library's reader of .gguf files draws a bar that none of its settings hides."""
-    from transformers import modeling_gguf_pytorch_utils as reader
-
-    bar = reader.tqdm
-    reader.tqdm = lambda tensors, **_: tensors
-    try:
-        yield
-    finally:
-        reader.tqdm = bar
 
 
 def weights_are_here(source: Source, revision: str | None) -> bool:

@@ -12,6 +12,7 @@ from transformers.utils import logging as library_logging
 
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.errors import TargetError
+from medusa_cli.kernels.ahead import compile_ahead
 from medusa_cli.model import attention
 from medusa_cli.model.adapter import StoredAdapter, merge
 from medusa_cli.model.costs.kept import note_choice
@@ -85,12 +86,14 @@ def load_unchecked(
     library_logging.disable_progress_bar()
     device = choose_device(settings.device)
     source = find_source(settings.model)
+    if device.type == "cpu":
+        keep_freed_memory()
+        if "auto" in (settings.runner, settings.attention):
+            compile_ahead()
     if (
         settings.quantize == "none" or source.convert_to
     ):  # else a .gguf file is refused by name: it is quantised already
         source = converted(source)
-    if device.type == "cpu":
-        keep_freed_memory()
     dtype = choose_dtype(settings.dtype, device)
     on_phase("config")
     config = fetch_config(source, settings.revision)

@@ -207,7 +207,9 @@ def _remembered(key: remembered.Key, measure: Callable[[], Compared]) -> Compare
         return Compared(fact.value, fact.disturbed)
     compared = measure()
     if compared.disturbed:
-        logger.warning("the machine is busy: which runner is quickest was measured beside others, and will be again")
+        logger.warning(
+            "which runner is quickest was measured, and will be again: the machine was busy or changed its speed"
+        )
     remembered.remember(KIND, key, {"seconds": compared.seconds}, disturbed=compared.disturbed)
     _say(logging.INFO, compared.seconds)
     return compared

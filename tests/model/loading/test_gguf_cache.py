@@ -1,16 +1,21 @@
 """A user's GGUF file is converted once, as the embedded one is, by what it holds; a disk without room goes without."""
 
 import logging
-from collections import namedtuple
+from collections import Counter, namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
+import torch
 
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.model.loading import gguf_cache, gguf_conversion
+from medusa_cli.model.loading.gguf_library import read_once
+from medusa_cli.model.loading.huggingface import fetch_model, fetch_tokenizer
 from medusa_cli.model.loading.load import load_unchecked
+from medusa_cli.model.loading.sources import find_source
 from medusa_cli.model.target import Target
 from tests.tiny_folders import save_gguf
 
@@ -52,6 +57,22 @@ def test_a_file_is_converted_once_and_stays_the_same_model(
     assert conversions == [str(file)], "it goes by what the file holds"
     said = capsys.readouterr().err.splitlines()
     assert all(line.startswith("converting ") for line in said), "no bar of the library's"
+
+
+def test_a_file_is_parsed_once_and_its_names_are_mapped_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: Counter[str] = Counter()
+
+    def counts(name: str) -> Callable[..., Any]:
+        inner = getattr(gguf, name)
+        return lambda *given: (counted.update([name]), inner(*given))[1]
+
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        monkeypatch.setattr(gguf, name, counts(name))
+    source = find_source(str(save_gguf(tmp_path / "tiny.gguf")))
+    with read_once():
+        fetch_tokenizer(source, None)
+        fetch_model(source, None, torch.float32, "eager")
+    assert counted == {"GGUFReader": 1, "get_tensor_name_map": 1}
 
 
 def test_another_file_of_that_name_is_another_model(
