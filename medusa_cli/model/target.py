@@ -1,20 +1,20 @@
-"""Target: the big model behind three verbs, and what is to be known of it.
+"""Target: the big model behind three verbs. What is to be known of it stands in facts.py.
 
 It knows no drafter, no rule and no loop. Shape letters: B rows, N nodes, T positions, H hidden, V vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from medusa_cli.contracts import Draft, Memory, Seen
-from medusa_cli.errors import TargetError
 from medusa_cli.kernels.attend import MOST_NODES, can_attend
 from medusa_cli.model import attention
 from medusa_cli.model.cache import Place, TreeCache
+from medusa_cli.model.facts import Facts
 from medusa_cli.model.forward_memory import ForwardMemory
 from medusa_cli.model.forwards import Forward, Work
 from medusa_cli.model.identity import Identity
@@ -29,7 +29,7 @@ from medusa_cli.trees.tree import Ancestry, TokenTree
 GIVE_BACK_FROM = 32 * 2**20  # bytes of a forward: the memory of smaller ones is kept for the next
 
 
-class Target:
+class Target(Facts):
     """A loaded causal language model. Stock modelling code, verified by trees through masks and positions.
 
     model       a transformers causal LM in eval mode; its linear layers may have been packed
@@ -41,116 +41,17 @@ class Target:
     def __init__(
         self, model: Any, tokenizer: Any, kinds: MaskKinds, stop_ids: frozenset[int], identity: Identity
     ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.stock = StockForward(model, kinds)
-        self.stop_ids = stop_ids
-        self.identity = identity
-        self.config = model.config.get_text_config()
+        super().__init__(StockForward(model, kinds), tokenizer, stop_ids, identity)
         self.forwards: tuple[Forward, ...] = ()
 
     def use(self, *forwards: Forward) -> None:
         """Ask these forwards, in this order, and let the stock one run what none of them takes."""
         self.forwards = forwards
 
-    @property
-    def name(self) -> str:
-        """The alias, hub id or folder it was asked for by."""
-        return self.identity.name
-
-    @property
-    def fingerprint(self) -> str:
-        """A short hash that tells these weights from others of the same shape."""
-        return self.identity.fingerprint
-
-    @property
-    def rows(self) -> str | None:
-        """A hash over numbers of every row of the embeddings and of the output matrix: few changed rows show in it."""
-        return self.identity.rows
-
     @cached_property
     def tables(self) -> RotaryTables:
         """Which rotary table turns which node."""
         return RotaryTables(self.model, self.stock.cache_name)
-
-    @property
-    def kinds(self) -> MaskKinds:
-        """Layer kind -> window."""
-        return self.stock.kinds
-
-    @property
-    def device(self) -> torch.device:
-        """Where inputs go."""
-        return self.stock.device
-
-    @cached_property
-    def devices(self) -> list[torch.device]:
-        """Where the weights are: one device, or those that the layers are spread over."""
-        return sorted({parameter.device for parameter in self.model.parameters()} | {self.device}, key=str)
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        """The dtype of weights, masks and hidden states."""
-        return self.stock.dtype
-
-    @property
-    def dtype_name(self) -> str:
-        """The dtype as recipes and documents write it: float32."""
-        return str(self.dtype).removeprefix("torch.")
-
-    @cached_property
-    def output_weight(self) -> Tensor:
-        """The output matrix [V, H], on the device where inputs go: a copy, where layers lie on several."""
-        output = self.model.get_output_embeddings()
-        weight_VH: Tensor = output.weight.detach() if isinstance(output, nn.Linear) else output.dense()
-        return weight_VH.to(self.device)
-
-    @cached_property
-    def output_bias(self) -> Tensor | None:
-        """The output's bias [V], or None."""
-        bias = self.model.get_output_embeddings().bias
-        return None if bias is None else bias.detach().to(self.device)
-
-    @cached_property
-    def hidden_size(self) -> int:
-        """H, as the output matrix takes it: not always the config's hidden_size."""
-        return self.model.get_output_embeddings().in_features
-
-    @cached_property
-    def vocab_size(self) -> int:
-        """V: rows of the output matrix."""
-        return self.model.get_output_embeddings().out_features
-
-    @cached_property
-    def real_vocab(self) -> int:
-        """Ids the tokenizer knows; those past it are padding of the matrix and are never drafted."""
-        return min(self.vocab_size, len(self.tokenizer)) if self.tokenizer is not None else self.vocab_size
-
-    @property
-    def context_limit(self) -> int | None:
-        """The most positions the model has, or None."""
-        return self.stock.context_limit
-
-    def check_ids(self, rows: Iterable[Sequence[int]]) -> None:
-        """Raise TargetError when a token has no embedding: the tokenizer is another model's, or was added to."""
-        highest = max((max(row) for row in rows if row), default=0)
-        known = len(self.model.get_input_embeddings().weight)
-        if highest >= known:
-            token = "" if self.tokenizer is None else f" ({self.tokenizer.convert_ids_to_tokens(highest)!r})"
-            raise TargetError(
-                f"token id {highest}{token} is beyond the {known} embeddings of {self.name}",
-                "use the tokenizer that came with the model, or resize the model's embeddings to it and save it again",
-            )
-
-    @property
-    def mask_mapping(self) -> list[str] | None:
-        """The kinds of layers when this architecture picks its masks out of a mapping, else None."""
-        return self.stock.mask_mapping
-
-    @property
-    def num_layers(self) -> int:
-        """Layers that write keys and values."""
-        return self.config.num_hidden_layers
 
     @cached_property
     def cache_bytes_per_token(self) -> int:
@@ -176,14 +77,7 @@ class Target:
             forward.release()
 
     def _cache(self, num_rows: int, capacity: int) -> TreeCache:
-        return TreeCache(self.num_layers, num_rows, capacity, self._windows)
-
-    @cached_property
-    def _windows(self) -> list[int | None]:
-        """The window of each layer, None for full attention."""
-        if len(self.kinds) == 1:
-            return list(self.kinds.values()) * self.num_layers
-        return [self.kinds[kind] for kind in self.config.layer_types]
+        return TreeCache(self.num_layers, num_rows, capacity, self.windows)
 
     @cached_property
     def attends_natively(self) -> bool:
@@ -319,14 +213,6 @@ class Target:
         spans = TableSpans(lengths, lengths)
         with self.tables.of(spans, [0] * len(ids_BT), positions_BT):
             return self.stock.plain(ids_BT)
-
-    def logits_of(self, hidden: Tensor) -> Tensor:
-        """The target's logits [..., V] after final hidden states [..., H]."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
-        config = self.config
-        cap = getattr(config, "final_logit_softcapping", None)
-        logits = logits * (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
-        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _forward(self, work: Work) -> Seen:
         """By the first forward that takes it. States of inner layers go where the keys and values are."""
