@@ -33,17 +33,20 @@ def what_limits(ours: ArmFigures) -> list[str]:
     return [", ".join(said) + "."]
 
 
-def cause_and_cure(report: Report, subject: str, even: float) -> list[str]:
+def cause_and_cure(report: Report, even: float) -> list[str]:
     """Why the subject isn't faster, and what to try. `even`: what a step costs, in tokens of the other arm."""
-    ours = report.arms[subject]
+    ours = report.arms[report.ours]
     drafts = ours.spec_decode_num_drafts
     if not drafts:
-        return ["Cause: no guess was offered.", *_try(_more_guesses(subject))]
+        return ["Cause: no guess was offered.", *_try(_more_guesses(report.ours))]
     if ours.spec_decode_accepted_tokens / drafts < _NO_GUESS_RIGHT:
-        return ["Cause: almost no guess was right.", *_try(_better_guesses(subject))]
+        return ["Cause: almost no guess was right.", *_try(_better_guesses(report.ours))]
     shares = _shares(ours)
     if shares.get("draft", 0.0) > _GUESSING_IS_DEAR:
-        return [f"Cause: guessing takes {100 * shares['draft']:.0f} % of the time.", *_try(_cheaper_guesses(subject))]
+        return [
+            f"Cause: guessing takes {100 * shares['draft']:.0f} % of the time.",
+            *_try(_cheaper_guesses(report.ours)),
+        ]
     outside = shares.get("prefill", 0.0) + shares.get("other", 0.0)
     if outside > _MOST_LIES_OUTSIDE:
         return [
@@ -57,12 +60,12 @@ def cause_and_cure(report: Report, subject: str, even: float) -> list[str]:
     said = [f"Cause: a step that checks {guesses} costs {even:.2f} plain tokens, {brings}."]
     if report.runner == "compiled":
         said.append("With runner compiled a plain step is cheap, so that guesses are dear beside it.")
-    return [*said, *_try(_cheaper_steps(report, subject, nodes))]
+    return [*said, *_try(_cheaper_steps(report, nodes))]
 
 
-def slower_categories(report: Report, subject: str) -> list[str]:
+def slower_categories(report: Report) -> list[str]:
     """One sentence on the categories in which an arm writes faster than the subject; nothing where there are none."""
-    ours = report.arms[subject].categories
+    ours = report.arms[report.ours].categories
     if len(ours) < 2:
         return []
     found = []
@@ -109,19 +112,19 @@ def _cheaper_guesses(subject: str) -> list[str]:
     return ["heads with a smaller draft vocabulary (medusa train-heads --draft-vocab)"]
 
 
-def _cheaper_steps(report: Report, subject: str, nodes: float) -> list[str]:
+def _cheaper_steps(report: Report, nodes: float) -> list[str]:
     """What makes a step cheaper, or makes it bring more, that this run didn't have."""
     cures = []
     if round(nodes) > 1:
-        shape = "a lower --tree-size" if _gathers(subject) else "a smaller tree"
+        shape = "a lower --tree-size" if _gathers(report.ours) else "a smaller tree"
         cures.append(f"{shape} (medusa inspect-tree shows which pays)")
-    if subject != MIXED:
+    if report.ours != MIXED:
         cures.append(f"--drafter {MIXED}, which weighs each node by what it costs")
     if report.device == "cpu":
         cures += _cheaper_on_cpu(report.runner, report.dtype)
     elif report.dtype == "float32":
         cures.append("--dtype bfloat16")
-    return cures if not _with_heads(subject) else [*cures, "heads trained on more text"]
+    return cures if not _with_heads(report.ours) else [*cures, "heads trained on more text"]
 
 
 def _cheaper_on_cpu(runner: str, dtype: str) -> list[str]:

@@ -63,7 +63,7 @@ def build_report(
         run=run,
     )
     _name_the_better(report)
-    report.verdict = " ".join([verdict_in_words(report, subject), *notes])
+    report.verdict = " ".join([verdict_in_words(report), *notes])
     return report
 
 

@@ -16,27 +16,27 @@ def baseline_of(report: Report) -> str | None:
     return next((name for name in ("hf-greedy", "greedy") if name in speedup), next(iter(speedup), None))
 
 
-def verdict_in_words(report: Report, subject: str) -> str:
+def verdict_in_words(report: Report) -> str:
     """Faster or slower and by how much, break-even, what limits it or why it isn't faster, categories, identity."""
     name = baseline_of(report)
     ratio = report.speedup.get(name) if name else None
     if name is None or ratio is None:
-        return f"No verdict: {subject} was compared with no arm that wrote a token."
+        return f"No verdict: {report.ours} was compared with no arm that wrote a token."
     low, high = report.speedup_spread[name] or (ratio, ratio)
-    sentences = [_speed(subject, _label(report, name), ratio, low, high)]
+    sentences = [_speed(report.ours, _label(report, name), ratio, low, high)]
     if name != "greedy" and report.speedup.get("greedy"):
-        even = break_even(report, subject, "greedy")
+        even = break_even(report, "greedy")
         sentences.append(
             f"Against our own loop without guesses (greedy): {report.speedup['greedy']:.2f}x"
             + (f", break-even there: {even:.2f} tokens a step." if even is not None else ".")
         )
-    sentences += _why(report, subject, name, pays=low > 1)
-    sentences += slower_categories(report, subject)
-    sentences += [_identity(report), _llama_cpp(report, subject)]
+    sentences += _why(report, name, pays=low > 1)
+    sentences += slower_categories(report)
+    sentences += [_identity(report), _llama_cpp(report)]
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def failed_gates(report: Report, subject: str, min_speedup: float | None, require_identical: bool) -> list[str]:
+def failed_gates(report: Report, min_speedup: float | None, require_identical: bool) -> list[str]:
     """A sentence for each gate that isn't passed.
 
     min_speedup         the least speed-up over the baseline (see `baseline_of`)
@@ -49,11 +49,13 @@ def failed_gates(report: Report, subject: str, min_speedup: float | None, requir
         ratio = report.speedup.get(name) if name else None
         if ratio is None or ratio < min_speedup:
             measured = "not to be had" if ratio is None else f"{ratio:.3f}x"
-            failed.append(f"speed-up of {subject} over {name} is {measured}; --min-speedup asks for {min_speedup:g}x")
+            failed.append(
+                f"speed-up of {report.ours} over {name} is {measured}; --min-speedup asks for {min_speedup:g}x"
+            )
     if require_identical:
         for row in _mismatches(report):
             gap = "where one reply ends" if row.margin is None else f"with a gap of {row.margin:.4g}"
-            failed.append(f"prompt {row.id}: {subject} and {row.arm} part at token {row.index}, {gap}")
+            failed.append(f"prompt {row.id}: {report.ours} and {row.arm} part at token {row.index}, {gap}")
     return failed
 
 
@@ -75,32 +77,32 @@ def _label(report: Report, name: str) -> str:
     return best if len(variants) == 1 else f"{best}, the faster of {len(variants)}"
 
 
-def break_even(report: Report, subject: str, name: str) -> float | None:
-    """Tokens a step at which `subject` and the arm are equally fast; None without steps.
+def break_even(report: Report, name: str) -> float | None:
+    """Tokens a step at which the subject and the arm are equally fast; None without steps.
 
     The tokens the arm would have written in the subject's time, less those of the prefills, over the steps taken:
     what one step of the subject costs, in plain steps.
     """
-    ours, theirs = report.arms[subject], report.arms[name]
+    ours, theirs = report.arms[report.ours], report.arms[name]
     if not ours.num_steps or ours.tokens_per_step is None or theirs.output_throughput is None:
         return None
     prefills = ours.total_output_tokens - ours.tokens_per_step * ours.num_steps
     return (ours.duration * theirs.output_throughput - prefills) / ours.num_steps
 
 
-def _why(report: Report, subject: str, name: str, pays: bool) -> list[str]:
+def _why(report: Report, name: str, pays: bool) -> list[str]:
     """Break-even; where speculation pays, what limits it, and where it doesn't, the cause and what to try."""
-    even = break_even(report, subject, name)
+    even = break_even(report, name)
     if even is None:
         return ["Every reply ended with its first token: no step was taken."]
-    ours = report.arms[subject]
+    ours = report.arms[report.ours]
     said = [
         f"A step brings {ours.tokens_per_step:.2f} tokens and costs as much as {even:.2f} tokens of {name} "
         f"(break-even: {even:.2f} tokens a step)."
     ]
     if pays:
         return [*said, *what_limits(ours)]
-    return [*said, *(_SMALLER_WEIGHTS if name == LLAMA_CPP else cause_and_cure(report, subject, even))]
+    return [*said, *(_SMALLER_WEIGHTS if name == LLAMA_CPP else cause_and_cure(report, even))]
 
 
 def _identity(report: Report) -> str:
@@ -115,14 +117,14 @@ def _identity(report: Report) -> str:
     return f"Replies that differ part at near ties only ({near} of them)." if near else ""
 
 
-def _llama_cpp(report: Report, subject: str) -> str:
+def _llama_cpp(report: Report) -> str:
     """How llama.cpp did, which is held to no reply of ours."""
     ratio, same = report.speedup.get(LLAMA_CPP), report.identical.get(LLAMA_CPP)
     if ratio is None or same is None:
         return ""
     return (
         f"{LLAMA_CPP} takes the weights as the file stores them, in integers where it is quantised, not in "
-        f"{report.dtype}: {subject} is {ratio:.2f}x as fast, and {same.same} of {same.of} replies "
+        f"{report.dtype}: {report.ours} is {ratio:.2f}x as fast, and {same.same} of {same.of} replies "
         "are the same; none has to be."
     )
 

@@ -149,7 +149,7 @@ def command(
     console.print_json(report.document(), output.output_json)
     if plot:  # last: what was measured is told even if the picture can't be written
         draw(report, plot)
-    failed = failed_gates(report, report.ours, gates.min_speedup, gates.require_identical)
+    failed = failed_gates(report, gates.min_speedup, gates.require_identical)
     if failed:
         raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")
 

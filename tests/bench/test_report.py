@@ -163,7 +163,7 @@ def test_break_even_is_where_the_two_arms_are_equally_fast() -> None:
     replies = {"medusa": [reply([2] * 10, 8)] * 2, "greedy": [reply([1] * 20)] * 2}
     report = _report(replies, {"medusa": 10.0, "greedy": 10.0})
     assert report.speedup["greedy"] == 1.0
-    assert break_even(report, "medusa", "greedy") == pytest.approx(report.arms["medusa"].tokens_per_step)
+    assert break_even(report, "greedy") == pytest.approx(report.arms["medusa"].tokens_per_step)
     assert report.verdict.startswith("No clear difference")
 
 
@@ -185,8 +185,8 @@ def test_a_slow_run_with_right_guesses_blames_the_dear_part(split: dict[str, flo
 
 
 def test_a_low_speed_up_fails_its_gate_and_a_high_one_passes() -> None:
-    assert failed_gates(_faster(), "medusa", 2.9, True) == []
-    assert "3.000x; --min-speedup asks for 3.5x" in failed_gates(_faster(), "medusa", 3.5, False)[0]
+    assert failed_gates(_faster(), 2.9, True) == []
+    assert "3.000x; --min-speedup asks for 3.5x" in failed_gates(_faster(), 3.5, False)[0]
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_a_low_speed_up_fails_its_gate_and_a_high_one_passes() -> None:
 )
 def test_only_a_mismatch_in_the_same_dtype_fails_the_identity_gate(arm: str, verdict: str, fails: bool) -> None:
     report = _faster().model_copy(update={"divergences": [Divergence("p0", arm, 3, 0.5, verdict)]})
-    assert bool(failed_gates(report, "medusa", None, True)) is fails
-    assert failed_gates(report, "medusa", None, False) == []
+    assert bool(failed_gates(report, None, True)) is fails
+    assert failed_gates(report, None, False) == []
 
 
 def _beside_llama_cpp(found: Comparison, seconds: float, *more: str) -> Report:
@@ -225,7 +225,7 @@ def test_llama_cpp_is_told_in_words_to_take_the_weights_as_stored_and_to_be_held
     assert "Every reply is the same, token by token. llama-cpp takes the weights as the file stores them" in said
     assert "medusa is 2.00x as fast, and 1 of 3 replies are the same; none has to be." in said
     assert "NOT IDENTICAL" not in said
-    assert failed_gates(report, "medusa", None, True) == []
+    assert failed_gates(report, None, True) == []
 
 
 def test_where_only_llama_cpp_differs_no_reply_of_ours_is_said_to_part_at_a_near_tie() -> None:
