@@ -10,7 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "medusa_cli"
 LAYERS = (
-    ("errors", "util"),
+    ("errors", "util", "reference"),
     ("kernels", "trees", "config"),
     ("contracts",),
     ("heads", "model"),
