@@ -4,9 +4,10 @@ An object may be used from several threads, and its streams may be read in turn:
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
@@ -25,6 +26,7 @@ from medusa_cli.assemble import (
     load_target_for,
 )
 from medusa_cli.config.loading import load_recipe
+from medusa_cli.config.parts import FUNCTION
 from medusa_cli.config.recipe import COLDEST, NEW_TOKENS, TargetSettings
 from medusa_cli.contracts import Drafter
 from medusa_cli.data.conversations import Message, is_text
@@ -33,6 +35,8 @@ from medusa_cli.decode.engine import Request, Stats
 from medusa_cli.decode.hf_generate import Call
 from medusa_cli.decode.loop import Generation, generation_of
 from medusa_cli.decode.shared_engine import SharedEngine
+from medusa_cli.drafters.function import Guess
+from medusa_cli.drafters.source import Wishes
 from medusa_cli.errors import DataError, RecipeError, TargetError
 from medusa_cli.model.attention import NAME as GROUPED
 from medusa_cli.model.loading.load import make_target
@@ -81,24 +85,27 @@ class Reply:
 def load(
     model: str = TargetSettings.model_fields["model"].default,
     heads: str | Path | None = None,
-    drafter: str | None = None,
+    drafter: str | Guess | None = None,
     *,
     tree: str | None = None,
     tree_size: int | None = None,
     speculate: Speculate = "auto",
+    draft_model: str | None = None,
+    drafter_errors: Literal["warn", "raise"] = "warn",
     batch_size: int = ROWS,
     **target: Any,
 ) -> "Medusa":
     """The model by alias, folder, .gguf file or hub id, with its heads: as `medusa generate` loads it.
 
-    heads, drafter, tree, tree_size, speculate   as the flags of these names
+    heads, tree, tree_size, speculate, draft_model, drafter_errors   as the flags of these names
+    drafter      as the flag of this name; or a function from token ids so far to those that may follow
     batch_size   texts written side by side at most; the memory of so many is held while any is written
     target       revision, dtype, device, runner, attention, device_map, quantize: settings of a recipe's `target`
 
     Raises MedusaError: its subclasses say what is wrong with what.
     """
     recipe = load_recipe(None, (), {"target.model": model, **{f"target.{name}": each for name, each in target.items()}})
-    choice = _choice(heads, drafter, tree, tree_size, speculate)
+    choice = _choice(heads, drafter, tree, tree_size, speculate, Wishes(draft_model, drafter_errors))
     check_choice(choice, recipe.target.model)
     found = load_target_for(choice, recipe.target)
     return Medusa(found, load_drafter(choice, found), batch_size)
@@ -108,11 +115,13 @@ def attach(
     hf_model: Any,
     tokenizer: Any,
     heads: str | Path | None = None,
-    drafter: str | None = None,
+    drafter: str | Guess | None = None,
     *,
     tree: str | None = None,
     tree_size: int | None = None,
     speculate: Speculate = "auto",
+    draft_model: str | None = None,
+    drafter_errors: Literal["warn", "raise"] = "warn",
     batch_size: int = ROWS,
 ) -> "Medusa":
     """A transformers model that is in memory already, with heads; its weights are neither copied nor changed.
@@ -130,7 +139,7 @@ def attach(
             f"{name} was loaded with {attention} attention, which takes no mask of a tree",
             'load it with attn_implementation="sdpa" or "eager"',
         )
-    choice = _choice(heads, drafter, tree, tree_size, speculate)
+    choice = _choice(heads, drafter, tree, tree_size, speculate, Wishes(draft_model, drafter_errors))
     if adapter_for(choice, name) is not None:
         raise RecipeError(
             "these heads come with an adapter, which would change the model's weights",
@@ -165,7 +174,7 @@ class Medusa:
 
     @property
     def drafter(self) -> str:
-        """Who guesses: medusa, hydra, ngram, mixed or none."""
+        """Who guesses, by the name of --drafter."""
         return self._drafter.name
 
     def stats(self) -> Stats:
@@ -265,10 +274,18 @@ class _Asked:
 
 
 def _choice(
-    heads: str | Path | None, drafter: str | None, tree: str | None, tree_size: int | None, speculate: Speculate
+    heads: str | Path | None,
+    drafter: str | Guess | None,
+    tree: str | None,
+    tree_size: int | None,
+    speculate: Speculate,
+    wishes: Wishes,
 ) -> DrafterChoice:
-    name: Any = drafter
-    return DrafterChoice(name, None if heads is None else str(heads), tree, tree_size, speculate)
+    if drafter is not None and not isinstance(drafter, str):
+        named = drafter if hasattr(drafter, "__qualname__") else type(drafter)
+        wishes = replace(wishes, function=drafter)
+        drafter = FUNCTION + re.sub(r"[^\w.:]", "", f"{named.__module__}:{named.__qualname__}")
+    return DrafterChoice(drafter, None if heads is None else str(heads), tree, tree_size, speculate, wishes)
 
 
 def _several(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -16,8 +16,9 @@ from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.adaptive import WatchedDrafter
 from medusa_cli.drafters.hydra import HydraDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
-from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadsDrafter, Source, is_source
+from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadsDrafter
 from medusa_cli.drafters.none import NoDrafter
+from medusa_cli.drafters.source import Source, Wishes, is_source
 from medusa_cli.drafters.step_costs import Pace
 from medusa_cli.errors import FormatError, RecipeError
 from medusa_cli.formats.places import find_heads
@@ -65,6 +66,7 @@ class DrafterChoice:
     name        None: mixed where heads are known, or these heads alone with a tree or speculate on; else none
     tree        a fixed or dynamic shape for the heads; with tree_size None as well: as they pay, or as stored
     speculate   auto: guesses are left out while they don't pay; on: they never are; off: none are made
+    wishes      what those who guess without heads are told
     """
 
     name: str | None = None
@@ -72,6 +74,7 @@ class DrafterChoice:
     tree: str | None = None
     tree_size: int | None = None
     speculate: Speculate = "auto"
+    wishes: Wishes = Wishes()
 
     @property
     def part(self) -> DrafterPart:
@@ -86,9 +89,22 @@ class DrafterChoice:
 
 def check_choice(choice: DrafterChoice, model: str) -> None:
     """Raise what is wrong with the flags, the heads' place or the tree before a model of gigabytes is loaded."""
+    _check_draft_model(choice)
     folder = _folder(choice, model)
     if folder is not None and not choice.finds_own_tree:
         _choose_tree(choice, folder)
+
+
+def _check_draft_model(choice: DrafterChoice) -> None:
+    """Raise RecipeError for a model that is missing, or that nobody runs."""
+    named = choice.wishes.draft_model is not None
+    if choice.part.draft_model and not named:
+        raise RecipeError(f"--drafter {choice.name} needs a model that guesses", "name it with --draft-model")
+    if named and not choice.part.draft_model:
+        raise RecipeError(
+            f"--draft-model is given, and {choice.name or 'the default drafter'} runs no model",
+            "add --drafter model, or --drafter llama-cpp for a .gguf file",
+        )
 
 
 def load_target_for(choice: DrafterChoice, settings: TargetSettings) -> Target:
@@ -123,6 +139,7 @@ def adapter_of(folder: Path | None) -> StoredAdapter | None:
 
 def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     """The drafter asked for, its heads bound to the target and its tree checked against them."""
+    _check_draft_model(choice)
     folder = _folder(choice, target.name)
     if choice.speculate == "off" or (folder is None and not choice.finds_own_tree):
         return NoDrafter()
@@ -171,10 +188,13 @@ def _gathering(choice: DrafterChoice, heads: Heads | None, target: Target) -> Dr
     size = MOST_GUESSES if choice.tree_size is None else choice.tree_size
     if not size:
         return NoDrafter()
-    made = guesser(choice.name, target)
-    if made is not None and not is_source(made):
-        return _while_it_pays(choice, cast(Drafter, made))
-    sources = [] if made is None else [cast(Source, made)]
+    made = [guesser(name, target, choice.wishes) for name in choice.part.sources]
+    whole = [each for each in made if not is_source(each)]
+    if whole and (len(made) > 1 or heads is not None):
+        raise RecipeError(f"--drafter {choice.name}: one of them drafts by itself", "name that one alone")
+    if whole:
+        return _while_it_pays(choice, cast(Drafter, whole[0]))
+    sources = [cast(Source, each) for each in made]
     if heads is not None:
         sources.insert(0, _drafting(heads, DynamicShape(size)))
     costs = step_costs(target) if choice.speculate == "auto" else None

@@ -6,10 +6,10 @@ subclass of heads.base.Heads) and `medusa.formats` (a class that fits contracts.
 
 from pathlib import Path
 
-from medusa_cli.config.parts import drafter_part
+from medusa_cli.config.parts import FUNCTION, SOURCES
 from medusa_cli.contracts import Drafter, HeadFormat
 from medusa_cli.drafters.function import FunctionGuesses
-from medusa_cli.drafters.mixed import Source
+from medusa_cli.drafters.source import Source, Wishes
 from medusa_cli.errors import PartError
 from medusa_cli.formats.native import NativeFormat, ready
 from medusa_cli.heads.base import Heads
@@ -20,26 +20,25 @@ from medusa_cli.util import plugins
 FORMATS: tuple[HeadFormat, ...] = (NativeFormat(),)
 
 
-def guesser(name: str | None, target: Target) -> Drafter | Source | None:
-    """Who guesses for the drafter of that name besides heads; None: nobody does.
+def guesser(name: str, target: Target, wishes: Wishes) -> Drafter | Source:
+    """Who guesses by the name of a source.
 
     Another package's may be a class, made with the target, that is a source of guesses or a whole drafter; or any
-    function from a row's token ids to those that may follow. Raises RecipeError for an unknown name, and PartError.
+    function from a row's token ids to those that may follow (drafters/function.py). Raises PartError.
     """
-    source = drafter_part(name).source
-    if source is None:
-        return None
-    if source:
-        ours: Source = plugins.load_part(source)()
+    if part := SOURCES.get(name):
+        ours: Source = plugins.load_part(part.module).of(target, wishes)
         return ours
-    assert name is not None
+    if name.startswith(FUNCTION):
+        function = wishes.function or plugins.load_function(name.removeprefix(FUNCTION))
+        return FunctionGuesses(function, target.real_vocab, name, wishes.errors)
     found = plugins.load_plugin(plugins.DRAFTERS, name)
     for protocol, mark in ((Source, "add_guesses"), (Drafter, "propose")):
         if hasattr(found, mark):
             made: Drafter | Source = plugins.load_plugin(plugins.DRAFTERS, name, protocol)(target)
             return made
     if callable(found):
-        return FunctionGuesses(found, target.real_vocab, plugins.whose(plugins.DRAFTERS, name))
+        return FunctionGuesses(found, target.real_vocab, plugins.whose(plugins.DRAFTERS, name), wishes.errors)
     raise PartError(
         f"{plugins.whose(plugins.DRAFTERS, name)} is neither a function nor a class with add_guesses or propose",
         "see CONTRIBUTING.md for what a drafter may be",

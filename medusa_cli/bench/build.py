@@ -123,9 +123,10 @@ def _drafters(choice: DrafterChoice, subject: str, names: Sequence[str], target:
     """What guesses in each arm of our loop; flags for heads and trees are the subject's."""
     drafters = {subject: load_drafter(choice, target)}
     for name, part in known_drafters().items():
-        if name in names and name not in drafters:
+        if name in names and name not in (*drafters, LLAMA_CPP):  # that arm is llama.cpp by itself
             heads = choice.heads if part.heads is not None else None
-            other = replace(choice, name=name, heads=heads, tree=None, tree_size=None)
+            wishes = choice.wishes if part.draft_model else replace(choice.wishes, draft_model=None)
+            other = replace(choice, name=name, heads=heads, tree=None, tree_size=None, wishes=wishes)
             drafters[name] = load_drafter(other, target)
     if "greedy" in names:
         drafters["greedy"] = NoDrafter()
@@ -137,7 +138,7 @@ def _loop(
 ) -> Callable[[Sequence[list[int]]], list[Reply]]:
     """Our loop on a batch of prompts, its parts timed when there is a watch."""
     if watch is not None:
-        drafter = Timed(drafter, {"start": "draft", "propose": "draft"}, watch)
+        drafter = Timed(drafter, {name: "draft" for name in ("join", "keep", "move", "drop", "propose")}, watch)
         target = Timed(target, {"verify": "verify", "read_piece": "prefill"}, watch)
         rule = Timed(rule, {"accept": "accept"}, watch)
 

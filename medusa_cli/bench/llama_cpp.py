@@ -3,7 +3,6 @@
 Its server runs inside this process and is called as an object. This file knows no transformers model and no loop.
 """
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ from typing import Any
 from medusa_cli.bench.baselines import Reply, StopRule
 from medusa_cli.bench.compare import LLAMA_CPP
 from medusa_cli.config.recipe import TargetSettings
+from medusa_cli.drafters.llama_cpp import GREEDY, open_server
 from medusa_cli.errors import TargetError
 from medusa_cli.model.loading.load import choose_device
 from medusa_cli.model.loading.sources import find_source
 from medusa_cli.util.optional import need
 
 _LEAVE_OUT = f"leave {LLAMA_CPP} out of --compare"
-# Only the best token is left to draw from; a file may carry sampling settings of its own, mirostat among them.
-_GREEDY = {"samplers": ["top_k"], "top_k": 1, "temperature": 0.0, "mirostat": 0}
 
 
 def gguf_of(settings: TargetSettings) -> Path:
@@ -61,7 +59,9 @@ class LlamaCppArm:
 
     def make_room(self, num_tokens: int) -> None:
         """Load the file, with room for prompts of up to this many tokens and their replies. Raises TargetError."""
-        self._server = _server(self._file, num_tokens + self._stop.budget(num_tokens), self._num_threads)
+        self._server = open_server(
+            self._file, num_tokens + self._stop.budget(num_tokens), self._num_threads, _LEAVE_OUT
+        )
 
     def generate(self, prompts: Sequence[list[int]]) -> list[Reply]:
         """The reply to the one prompt there is, whose room must have been made."""
@@ -88,35 +88,9 @@ class LlamaCppArm:
 
     def _ask(self, ids: list[int], budget: int, *, goes_on: bool) -> list[int]:
         """What llama.cpp writes after `ids`. Only a text that goes on may find its own keys and values in the cache."""
-        asked = {"prompt": ids, "max_tokens": budget, "cache_prompt": goes_on, "ignore_eos": False, **_GREEDY}
+        asked = {"prompt": ids, "max_tokens": budget, "cache_prompt": goes_on, "ignore_eos": False, **GREEDY}
         # The answer in OpenAI's form holds text alone; ids are in the native one that `verbose` adds.
         answer = self._server.handle_completions({**asked, "return_tokens": True, "verbose": True})
         if "error" in answer:
             raise TargetError(f"llama.cpp wrote no reply: {answer['error']['message']}", _LEAVE_OUT)
         return list(answer["__verbose"]["tokens"])
-
-
-def _server(file: Path, context: int, num_threads: int) -> Any:
-    """llama.cpp with the file loaded, on the CPU alone, silent. It keeps nothing of a text for the next one."""
-    llama = need("xllamacpp", "llama-cpp")
-    params = llama.CommonParams()
-    params.model.path = str(file)
-    params.n_ctx = context
-    params.n_parallel = 1
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = num_threads
-    # a build for GPUs would send large batches there even without layers on it
-    params.n_gpu_layers, params.no_op_offload, params.no_kv_offload = 0, True, True
-    params.fit_params = False  # it may shorten the context
-    params.cache_ram_mib = params.n_ctx_checkpoints = 0
-    params.cache_idle_slots = params.ui = False
-    params.verbosity = -1
-    # It listens before it loads, come what may: on a socket in a folder that is ours alone, and gone once it stands.
-    with tempfile.TemporaryDirectory(prefix="medusa-") as folder:
-        params.hostnames = [f"{folder}/llama.sock"]
-        try:
-            return llama.Server(params)
-        except RuntimeError as error:
-            raise TargetError(
-                f"llama.cpp can't load {file}",
-                f"if its architecture is new: pip install --upgrade xllamacpp; or {_LEAVE_OUT}",
-            ) from error

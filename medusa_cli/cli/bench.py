@@ -14,7 +14,7 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
-from medusa_cli.config.parts import DRAFTERS, HEADS, MIXED, guessing_names
+from medusa_cli.config.parts import HEADS, MIXED, guessing_names
 from medusa_cli.errors import DataError
 
 if TYPE_CHECKING:
@@ -110,11 +110,8 @@ def command(
     guessing: options.Guessing,
     drafter: Annotated[
         str | None,
-        options.part(
-            "--drafter",
-            "who guesses in our own arm [default: mixed; medusa with a tree or --speculate on]",
-            guessing_names,
-            [name for name, part in DRAFTERS.items() if part.guesses],
+        options.drafter(
+            "who guesses in our own arm [default: mixed; medusa with a tree or --speculate on]", guessing_names
         ),
     ] = None,
     threads: options.Threads = None,
@@ -124,7 +121,7 @@ def command(
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
     names = arm_names(compare)
     _check_usage(names, measuring.batch_size, gates.min_speedup)
-    from medusa_cli.assemble import DrafterChoice, check_choice
+    from medusa_cli.assemble import check_choice
     from medusa_cli.bench.build import build_arms
     from medusa_cli.bench.resume import BenchFolder
     from medusa_cli.bench.verdict import failed_gates
@@ -138,7 +135,9 @@ def command(
     console = output.console
     _ = measuring.questions  # a file that can't be read is told before a model is loaded
     shaped = guessing.tree is not None or guessing.tree_size is not None or guessing.speculate == "on"
-    choice = DrafterChoice(drafter or (next(iter(HEADS)) if shaped else MIXED), **vars(guessing))
+    choice = guessing.choice(drafter or (next(iter(HEADS)) if shaped else MIXED))
+    if drafter in BASELINES and drafter in names:
+        raise typer.BadParameter(f"--compare {drafter} and --drafter {drafter} are two arms of one name: ask for one")
     check_choice(choice, recipe.target.model)
     folder = BenchFolder(output_dir, identity(measuring, recipe.target, choice, names)) if output_dir else None
     with folder.to_itself() if folder else nullcontext():
@@ -166,7 +165,7 @@ def _check_usage(names: list[str], batch_size: int, min_speedup: float | None) -
 def arm_names(text: str) -> list[str]:
     """The arms named in `--compare`, in order, each once. Raises typer.BadParameter (exit 2) for anything else."""
     names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    arms = [BASELINES[0], *guessing_names(), *BASELINES[1:]]
+    arms = list(dict.fromkeys([BASELINES[0], *guessing_names(), *BASELINES[1:]]))
     for name in names:
         base, at, dtype = name.partition("@")
         if base not in arms:
@@ -189,7 +188,13 @@ def identity(
     folder = heads_folder(choice, target.model)
     files = sorted(folder.glob("*.json")) if folder else []
     held = hashlib.sha256(b"\n".join(file.read_bytes() for file in files)).hexdigest()[:16] if files else None
-    return {**asked.shape, **target.model_dump(mode="json"), **asdict(choice), "heads": held, "arms": list(names)}
+    return {**asked.shape, **target.model_dump(mode="json"), **_as_json(choice), "heads": held, "arms": list(names)}
+
+
+def _as_json(choice: "DrafterChoice") -> dict[str, Any]:
+    """The choice as what a folder remembers of it."""
+    wishes = {name: value for name, value in vars(choice.wishes).items() if value is not None}
+    return {**asdict(choice), "wishes": {name: str(value) for name, value in wishes.items()}}
 
 
 def _report(asked: Measuring, build: "Callable[[], Bench]", folder: "BenchFolder | None", console: Console) -> "Report":

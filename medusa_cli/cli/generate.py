@@ -44,12 +44,12 @@ def command(
     if wanted.is_idle:
         console.warn("--top-p, --top-k and --min-p change nothing at --temperature 0: the best token is always taken")
     asked = source.read()
-    from medusa_cli.assemble import DrafterChoice, Sampling, check_choice, check_sampling, correct_costs
+    from medusa_cli.assemble import Sampling, check_choice, check_sampling, correct_costs
     from medusa_cli.util.busy import Meter
 
     sampling = Sampling(**vars(wanted))
     check_sampling(sampling)
-    choice = DrafterChoice(drafter, **vars(guessing))
+    choice = guessing.choice(drafter)
     check_choice(choice, recipe.target.model)
     with console.waiting(f"loading {recipe.target.model}"):
         writer = _load(recipe, choice, sampling, console)

@@ -9,16 +9,19 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from medusa_cli.cli.console import Console
 from medusa_cli.cli.flags import RecipeFlags
 from medusa_cli.config.catalog import find_recipe, nearest_recipe
-from medusa_cli.config.parts import DRAFTERS, drafter_names
+from medusa_cli.config.parts import DRAFTERS, FUNCTION, MIXED, drafter_names, drafter_part
 from medusa_cli.errors import RecipeError
 from medusa_cli.util.threads import use_threads
+
+if TYPE_CHECKING:
+    from medusa_cli.assemble import DrafterChoice
 
 
 def _check_writable(file: Path | None) -> Path | None:
@@ -57,9 +60,22 @@ def part(flag: str, text: str, names: Callable[[], list[str]], shown: Iterable[s
     return typer.Option(flag, metavar=f"<{'|'.join(shown)}>", help=text, callback=known, autocompletion=names)
 
 
-def drafter(text: str) -> Any:
-    """The option --drafter."""
-    return part("--drafter", text, drafter_names, DRAFTERS)
+def drafter(text: str, names: Callable[[], list[str]] = drafter_names) -> Any:
+    """The option --drafter; `names`: those that can be completed."""
+
+    def known(name: str | None) -> str | None:
+        try:
+            found = drafter_part(name)
+        except RecipeError as error:
+            raise typer.BadParameter(f"{error.message}; {error.hint}") from error
+        if name is not None and not found.guesses and name not in names():
+            raise typer.BadParameter(f"{name!r} guesses nothing: use one of {', '.join(names())}")
+        return name
+
+    shown = [name for name in DRAFTERS if name in names()]
+    made_up = [f"{FUNCTION}MODULE:NAME", f"{MIXED}:A,B"]
+    metavar = f"<{'|'.join([*shown, *made_up])}>"
+    return typer.Option("--drafter", metavar=metavar, help=text, callback=known, autocompletion=names)
 
 
 _TARGET = ("target.model", "target.revision", "target.dtype", "target.device", "target.runner", "target.attention")
@@ -140,3 +156,28 @@ class Guessing:
             help="auto leaves guesses out while they don't pay, on makes them whatever they bring, off none.",
         ),
     ] = "auto"
+    draft_model: Annotated[
+        str | None,
+        typer.Option("--draft-model", metavar="NAME", help="The model that guesses: for model and llama-cpp."),
+    ] = None
+    drafter_errors: Annotated[
+        Literal["warn", "raise"],
+        typer.Option("--drafter-errors", help="A function that fails: warn goes on without it, raise stops."),
+    ] = "warn"
+
+    suffix_memory: Annotated[
+        Path | None,
+        typer.Option(
+            "--suffix-memory",
+            metavar="FILE",
+            help="Copy from earlier replies of this model too, kept in FILE, which grows with each reply.",
+        ),
+    ] = None
+
+    def choice(self, drafter: str | None) -> "DrafterChoice":
+        """What was asked for, with the drafter of this name."""
+        from medusa_cli.assemble import DrafterChoice
+        from medusa_cli.drafters.source import Wishes
+
+        wishes = Wishes(self.draft_model, self.drafter_errors, self.suffix_memory)
+        return DrafterChoice(drafter, self.heads, self.tree, self.tree_size, self.speculate, wishes)

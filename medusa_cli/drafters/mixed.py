@@ -10,10 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from medusa_cli.contracts import Context, Draft, Drafter, Memory
+from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.drafters.memory import SharedMemory
+from medusa_cli.drafters.source import Source
 from medusa_cli.drafters.step_costs import Lap, Laps, LapTimes, Pace
 from medusa_cli.drafters.trie import Picked, Trie, draft_of
+from medusa_cli.drafters.worth import Sources
 
 # steps from a plain one to the next, and between tries of more guesses than seem to pay: soon at first, then rarely
 PLAIN_FIRST, PLAIN_EVERY = 8, 64
@@ -22,18 +24,6 @@ SLOWLY = 0.02  # weight of the latest step in how far chances are trusted
 FORGIVEN = 0.02  # of that, in a step without guesses
 LEAST_TRUST = 0.05  # guesses that are all wrong are still made where they are surest
 DOUBT = 0.5  # of what a node costs on average where it costs least: the last of them may cost less
-
-
-class Source(Memory, Protocol):
-    """Adds guesses to each row's trie."""
-
-    def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
-        """Guesses for the tokens after each row's root; those with a chance below `floor` may be left out."""
-
-
-def is_source(part: object) -> bool:
-    """Whether it adds guesses to tries, and isn't a drafter of its own."""
-    return hasattr(part, "add_guesses")
 
 
 class HeadsDrafter(Drafter, Source, Protocol):
@@ -152,17 +142,22 @@ class GatheredDrafter(SharedMemory):
         self.size = budget.size
         self.lap_times = LapTimes()
         self._laps = Laps(clock)
+        self._asking = Sources(sources, clock)
         self._num_nodes = 0  # that the last step verified
 
     def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
         """Rows are other ones than before."""
-        self._laps.restart()
+        self._restart()
         super().join(first_row, prompts, taps_BTLH)
 
     def drop(self, row: int) -> None:
         """As when rows join."""
-        self._laps.restart()
+        self._restart()
         super().drop(row)
+
+    def _restart(self) -> None:
+        self._laps.restart()
+        self._asking.forget()
 
     @torch.inference_mode()
     def propose(self, context: Context) -> Draft:
@@ -172,8 +167,8 @@ class GatheredDrafter(SharedMemory):
             self.lap_times.add(self._num_nodes, lap)
         tries = [Trie(tokens[-1]) for tokens in context.tokens]
         floor = self.budget.floor(len(tries))
-        for source in self.sources:
-            source.add_guesses(context, tries, floor)
+        pace = self.budget.pace
+        self._asking.ask(context, tries, floor, pace.tokens_a_second if pace else None)
         likeliest = [trie.likeliest(self.size) for trie in tries]
         chances = [[trie.chances[node] for node in nodes] for trie, nodes in zip(tries, likeliest, strict=True)]
         count = self.budget.num_nodes(chances)

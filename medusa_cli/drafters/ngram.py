@@ -88,6 +88,11 @@ class Belief:
 class Ngrams(NoMemory):
     """The source of guesses: one index for each row, one belief for the run."""
 
+    @classmethod
+    def of(cls, target: object, wishes: object) -> "Ngrams":
+        """As every source is made; it needs to know neither."""
+        return cls()
+
     def __init__(self) -> None:
         self._belief = Belief()
         self._indices: list[Index] = []

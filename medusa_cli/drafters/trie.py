@@ -40,6 +40,10 @@ class Trie:
             self.chances[child] = chance
         return child
 
+    def child(self, node: int, token: int) -> int | None:
+        """The node for this token under `node`, if there is one."""
+        return self._children[node].get(token)
+
     def add_path(self, path: Sequence[int], chances: Iterable[float], node: int = ROOT) -> None:
         """A path of guesses under `node` with the chance of each prefix, as far as there are chances."""
         for token, chance in zip(path, chances, strict=False):

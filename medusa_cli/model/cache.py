@@ -148,7 +148,7 @@ class TreeLayer(CacheLayerMixin):
 class TreeCache(Cache):
     """Keys and values for `num_rows` rows; `lengths[b]` tokens of row b are committed.
 
-    Only `keep`, `commit`, `drop` and the copies change lengths: writing nodes commits nothing.
+    Only `keep`, `commit`, `drop`, `shorten` and the copies change lengths: writing nodes commits nothing.
 
     taps   states of inner layers beside the keys, where a drafter wants some: what a row borrows, it borrows with them
     """
@@ -273,6 +273,11 @@ class TreeCache(Cache):
     def drop(self, row: int) -> None:
         """Forget a row."""
         self.lengths[row] = 0
+
+    def shorten(self, row: int, length: int) -> None:
+        """Forget a row's tokens from a length on."""
+        assert length <= self.lengths[row]
+        self.lengths[row] = length
 
     @torch.inference_mode()
     def wipe(self) -> None:

@@ -1,7 +1,10 @@
 """Entry points: parts that other packages bring, by group and name. Looked for when they are first asked for."""
 
 import functools
+import sys
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from medusa_cli.errors import PartError
@@ -18,6 +21,22 @@ def plugins(group: str) -> dict[str, EntryPoint]:
 def load_part(value: str) -> Any:
     """A part of this program, from `module:name`."""
     return EntryPoint("", value, "").load()
+
+
+def load_function(value: str) -> Any:
+    """A user's callable, from `module:name`; the working directory is looked in last. Raises PartError."""
+    module = value.partition(":")[0].partition(".")[0]
+    here = str(Path.cwd())
+    if here not in sys.path and find_spec(module) is None:
+        sys.path.append(here)
+    try:
+        found = load_part(value)
+    except Exception as error:
+        told = " ".join(str(error).split())[:200] or type(error).__name__
+        raise PartError(f"{value} can't be imported: {told}", "is it installed, or in this folder?") from error
+    if not callable(found):
+        raise PartError(f"{value} is no function", "name one that takes token ids and returns those that may follow")
+    return found
 
 
 def load_plugin(group: str, name: str, wanted: type | None = None) -> Any:

@@ -37,7 +37,9 @@ Guess = Callable[[Sequence[int]], list[list[int]]]
 def shared_target() -> Target:
     """A llama of one small layer, whose numbers are drawn anew for each model."""
     return target_of(
-        tiny_model("llama", num_hidden_layers=1, hidden_size=16, intermediate_size=24, head_dim=8, num_attention_heads=2)
+        tiny_model(
+            "llama", num_hidden_layers=1, hidden_size=16, intermediate_size=24, head_dim=8, num_attention_heads=2
+        )
     )
 
 
@@ -62,10 +64,16 @@ def probabilities(target: Target) -> Callable[[Sequence[int]], Mapping[int, floa
     return lambda text: asked(tuple(text))
 
 
-def guesses_about(text: Sequence[int], seed: int) -> Guess:
-    """Paths after any beginning of this text: some right, some wrong, some short, some none."""
+def guesses_about(prompt: Sequence[int], answer: Sequence[int], seed: int) -> Guess:
+    """Paths after any beginning of this text: some right, some wrong, some short, some none.
+
+    None after the prompt alone: the engine takes the first token from the prefill, before anybody guesses.
+    """
+    text = [*prompt, *answer]
 
     def guess(so_far: Sequence[int]) -> list[list[int]]:
+        if len(so_far) == len(prompt):
+            return []
         rng = random.Random(f"{seed} {len(so_far)}")
         ahead = list(text[len(so_far) :])[: rng.randint(0, 4)]
         paths = [[token if rng.random() < 0.8 else rng.randrange(VOCAB) for token in ahead] for _ in range(2)]
@@ -100,7 +108,9 @@ def by_reference(model: Any, prompt: Sequence[int], drafter: Any, rule: Any, sto
     return text, [step.tokens for step in steps]
 
 
-def by_engine(target: Target, drafter: Guesses, requests: Sequence[Request]) -> list[tuple[list[list[int]], str | None]]:
+def by_engine(
+    target: Target, drafter: Guesses, requests: Sequence[Request]
+) -> list[tuple[list[list[int]], str | None]]:
     """What each step brought each text, and why it ended."""
     engine = Engine(target, drafter, max_rows=len(requests))
     keys = [engine.add(request) for request in requests]
@@ -126,11 +136,8 @@ def test_both_write_the_same_texts_in_the_same_steps(first: int, way: str) -> No
         for prompt, stream in zip(prompts, streams, strict=True):
             rule = rule_of(way, stream, len(prompt))
             plain, _ = by_reference(model, prompt, None, rule, stops)
-            of_prompt[tuple(prompt)] = guess = guesses_about([*prompt, *plain.tokens], seed)
-            # prefill writes the first token before anything is guessed; here it is a step without guesses
-            text, steps = by_reference(
-                model, prompt, lambda so_far, guess=guess, n=len(prompt): guess(so_far) if len(so_far) > n else [], rule, stops
-            )
+            of_prompt[tuple(prompt)] = guess = guesses_about(prompt, plain.tokens, seed)
+            text, steps = by_reference(model, prompt, guess, rule, stops)
             assert text.tokens == plain.tokens
             wanted.append((steps, text.finish_reason))
         requests = [
@@ -161,7 +168,9 @@ def test_each_samples_by_the_models_own_chances(who: str) -> None:
         return [[token] for token in sorted(found, key=lambda token: -found[token])[:2]]
 
     if who == "reference":
-        texts = [by_reference(model, prompt, guess, reference.Sampling(seed), frozenset())[0].tokens for seed in range(draws)]
+        texts = [
+            by_reference(model, prompt, guess, reference.Sampling(seed), frozenset())[0].tokens for seed in range(draws)
+        ]
     else:
         choosing = Choosing(Lossless(1.0, 1.0, 0))
         requests = [Request(prompt, Limits(2), choosing, Stream(99, key)) for key in range(draws)]
