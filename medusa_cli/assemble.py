@@ -89,15 +89,19 @@ class DrafterChoice:
 
 def check_choice(choice: DrafterChoice, model: str) -> None:
     """Raise what is wrong with the flags, the heads' place or the tree before a model of gigabytes is loaded."""
-    _check_draft_model(choice)
+    _check_wishes(choice)
     folder = _folder(choice, model)
     if folder is not None and not choice.finds_own_tree:
         _choose_tree(choice, folder)
 
 
-def _check_draft_model(choice: DrafterChoice) -> None:
-    """Raise RecipeError for a model that is missing, or that nobody runs."""
+def _check_wishes(choice: DrafterChoice) -> None:
+    """Raise RecipeError for a model that is missing, and for a model or a memory that nobody uses."""
     named = choice.wishes.draft_model is not None
+    if choice.wishes.memory is not None and "suffix" not in choice.part.sources:
+        raise RecipeError(
+            "--suffix-memory is given, and nobody copies from it", "add --drafter suffix, or mixed:medusa,suffix"
+        )
     if choice.part.draft_model and not named:
         raise RecipeError(f"--drafter {choice.name} needs a model that guesses", "name it with --draft-model")
     if named and not choice.part.draft_model:
@@ -139,7 +143,7 @@ def adapter_of(folder: Path | None) -> StoredAdapter | None:
 
 def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     """The drafter asked for, its heads bound to the target and its tree checked against them."""
-    _check_draft_model(choice)
+    _check_wishes(choice)
     folder = _folder(choice, target.name)
     if choice.speculate == "off" or (folder is None and not choice.finds_own_tree):
         return NoDrafter()

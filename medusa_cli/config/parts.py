@@ -103,9 +103,9 @@ def guessing_names() -> list[str]:
 
 def drafter_part(name: str | None) -> DrafterPart:
     """The drafter of that name; None: the one that guesses with all there is. Raises RecipeError for an unknown one."""
-    if found := drafters().get(name or MIXED):
+    name = MIXED if name is None else name
+    if found := drafters().get(name):
         return found
-    assert name is not None
     if name.startswith(FUNCTION):
         return _function(name)
     if name.startswith(f"{MIXED}:"):

@@ -52,14 +52,15 @@ class FunctionGuesses(NoMemory):
 
     def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """Each row's paths. Raises PartError where the function fails and that is to be told at once."""
-        for (length, paths), tokens in zip(self._offered, context.tokens, strict=False):
-            for rank, (path, chances) in enumerate(paths):
-                if chances is None:
+        for (length, guessed), tokens in zip(self._offered, context.tokens, strict=False):
+            for rank, (path, told) in enumerate(guessed):
+                if told is None:
                     self._belief.learn(_sure_as(rank), path, tokens[length:])
         self._offered = [(len(tokens), self.paths(tokens)) for tokens in context.tokens]
         for (_, paths), trie in zip(self._offered, tries, strict=True):
             for rank, (path, told) in enumerate(paths):
-                chances = self._belief.chances(_sure_as(rank), len(path)) if told is None else told
+                learnt = self._belief.chances(_sure_as(rank), len(path))
+                chances: Iterable[float] = learnt if told is None else told
                 trie.add_path(path, (chance for chance in chances if chance >= floor))
 
     def paths(self, tokens: Sequence[int]) -> list[Path]:

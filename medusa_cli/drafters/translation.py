@@ -89,23 +89,31 @@ class ByText:
 
     def from_draft(self, tokens: Sequence[int], read: Sequence[int], path: Guessed) -> Guessed:
         """As far as the text goes on at the border of the target's last token; else nothing."""
-        ends = self._ends(read[-TAIL:], path.ids)
-        before = self._target.decode(tokens[-TAIL:])
-        held = self._target.encode(before)
-        found = self._target.encode(before + ends[-1])
-        if found[: len(held)] != held or ends[-1].endswith(CUT_CHARACTER):
-            return Guessed([], [])
-        ids, chances, reached = found[len(held) :], list[float](), 0
-        for end in accumulate(len(self._target.decode([each])) for each in ids):
-            while reached < len(ends) - 1 and len(ends[reached]) < end:
-                reached += 1
-            chances.append(path.chances[reached])
-        return Guessed(ids, chances)
+        return encoded(self._target, tokens, self._ends(read[-TAIL:], path.ids), path.chances)
 
     def _ends(self, tail: Sequence[int], ids: Sequence[int]) -> list[str]:
         """The new text after each id of a path."""
         start = len(self._draft.decode(tail))
         return [self._draft.decode([*tail, *ids[: count + 1]])[start:] for count in range(len(ids))]
+
+
+def encoded(target: Coder, tokens: Sequence[int], ends: Sequence[str], chances: Sequence[float]) -> Guessed:
+    """New text as guesses after the target's tokens; nothing where it doesn't go on at the border of the last one.
+
+    ends      the new text after each step of the draft model, and
+    chances   that it is right so far
+    """
+    before = target.decode(tokens[-TAIL:])
+    held = target.encode(before)
+    found = target.encode(before + ends[-1])
+    if found[: len(held)] != held or ends[-1].endswith(CUT_CHARACTER):
+        return Guessed([], [])
+    ids, reached, spread = found[len(held) :], 0, list[float]()
+    for end in accumulate(len(target.decode([each])) for each in ids):
+        while reached < len(ends) - 1 and len(ends[reached]) < end:
+            reached += 1
+        spread.append(chances[reached])
+    return Guessed(ids, spread)
 
 
 def between(target: Any, draft: Any, names: tuple[str, str]) -> Translation:
@@ -115,7 +123,7 @@ def between(target: Any, draft: Any, names: tuple[str, str]) -> Translation:
     """
     for tokenizer, name in zip((target, draft), names, strict=True):
         if tokenizer is None:
-            raise TargetError(f"{name} has no tokenizer: its tokens can't be told from those of another model")
+            raise TargetError(f"{name} has no tokenizer: guesses can't be carried over", "use a model with a tokenizer")
     theirs, ours = draft.get_vocab(), target.get_vocab()
     if all(theirs.get(token) == number for token, number in ours.items()):
         return SameIds(len(ours))

@@ -37,7 +37,7 @@ class Worth:
         if self._tokens > tokens_a_second * self._seconds:
             self._next_rest = REST_FIRST
             return True
-        self._rest, self._trial = self._next_rest - 1, AGAIN
+        self._rest, self._trial, self._asked = self._next_rest - 1, AGAIN, 0  # what it was like before is forgotten
         self._next_rest = min(REST_MOST, 2 * self._next_rest)
         return False
 

@@ -162,7 +162,7 @@ def test_a_plain_step_comes_first_and_now_and_then_whatever_pays() -> None:
 
 
 def test_a_draft_tells_the_budget_what_the_step_before_took_and_brought() -> None:
-    times = iter([10.0, 11.0, 14.0])
+    times = iter([10.0] * 3 + [11.0] * 3 + [14.0] * 3)  # a draft asks for its source's own time too
     drafter = GatheredDrafter([Ngrams()], Budget(6, steep()), clock=lambda: next(times))
     seen = []
     drafter.budget.saw = lambda *step: seen.append(step)

@@ -70,9 +70,9 @@ def test_whatever_the_function_guesses_the_text_is_the_greedy_one(
 @pytest.mark.parametrize("token", [-1, 10**9, "a", 1.5])
 def test_what_is_no_token_is_told_with_whose_it_is(token: object, install: Install) -> None:
     install("medusa.drafters", "echo", "tests.examples.test_function_drafter:echo")
-    source = FunctionGuesses(lambda tokens: [1, token], 97, "echo of another-echo")  # type: ignore[list-item]
-    with pytest.raises(PartError, match=r"echo of another-echo guesses .*, which is no token of this model"):
-        source.path([1, 2])
+    source = FunctionGuesses(lambda tokens: [1, token], 97, "echo of another-echo", "raise")
+    with pytest.raises(PartError, match=r"echo of another-echo guesses .*, which is no (token|path)"):
+        source.paths([1, 2])
 
 
 def test_a_function_is_believed_as_far_as_it_was_right() -> None:

@@ -15,6 +15,7 @@ from medusa_cli.errors import TargetError
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _F32 = 0
+_WORDS = "tokenizer.ggml.tokens"
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _DAMAGED = "the file is damaged or incomplete: copy or download it again"
 _USE_FOLDER = "use the model's own folder of .safetensors, which names the scaling in its config.json"
@@ -31,7 +32,10 @@ class _Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """Values by key, arrays left out; `factors`: numbers of the small tensors that scale rotary frequencies."""
+    """Values by key, arrays left out but the words of the vocabulary, where these are wanted.
+
+    factors   numbers of the small tensors that scale rotary frequencies
+    """
 
     num_tensors: int
     values: Mapping[str, Any]
@@ -65,11 +69,17 @@ def refuse_unread(path: Path) -> None:
             )
 
 
-def read_header(path: Path) -> Header | None:
+def read_words(path: Path) -> list[str] | None:
+    """The words of the vocabulary in the order of their ids; None when the file isn't whole, or names none."""
+    header = read_header(path, words=True)
+    return header.values.get(_WORDS) if header else None
+
+
+def read_header(path: Path, *, words: bool = False) -> Header | None:
     """The header of a file; None when it isn't whole, or of another version."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
         try:
-            return _Reader(held).header()
+            return _Reader(held, _WORDS if words else None).header()
         except (struct.error, UnicodeDecodeError, KeyError, IndexError, OverflowError, RecursionError):
             return None
 
@@ -98,8 +108,10 @@ def _first_part(path: Path, parts: int) -> str:
 class _Reader:
     """Walks along a header."""
 
-    def __init__(self, held: mmap.mmap) -> None:
+    def __init__(self, held: mmap.mmap, wanted: str | None = None) -> None:
+        """wanted: the key of an array of strings that isn't only gone past."""
         self._held = held
+        self._wanted = wanted
         self._at = 4  # behind the magic
 
     def header(self) -> Header:
@@ -107,7 +119,7 @@ class _Reader:
         if self._number("I") not in (2, 3):
             raise KeyError("version")
         num_tensors, num_values = self._number("Q"), self._number("Q")
-        values = {self._string(): self._value(self._number("I")) for _ in range(num_values)}
+        values = {key: self._value(self._number("I"), key) for key in (self._string() for _ in range(num_values))}
         tensors = {self._string(): self._tensor() for _ in range(num_tensors)}
         align = _whole(values.get("general.alignment")) or 32
         start = -(-self._at // align) * align
@@ -126,8 +138,8 @@ class _Reader:
         self._at += length
         return text.decode("utf-8")
 
-    def _value(self, kind: int) -> Any:
-        """A value; of arrays None, but the walk goes past them."""
+    def _value(self, kind: int, key: str = "") -> Any:
+        """A value; of arrays None, but the walk goes past them, unless it is the one that is wanted."""
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
@@ -136,6 +148,8 @@ class _Reader:
         if inner in _NUMBERS:
             self._at += count * struct.calcsize(_NUMBERS[inner])
             return None
+        if inner == _STRING and key and key == self._wanted:
+            return [self._string() for _ in range(count)]
         if inner == _STRING:
             self._skip_strings(count)
             return None
