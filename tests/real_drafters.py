@@ -12,8 +12,8 @@ from medusa_cli.drafters.hydra import HydraDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
-from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.step_costs import Pace
+from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.drafters.trie import ROOT, Trie
 from medusa_cli.model.target import Target
 from medusa_cli.trees.dynamic import DynamicShape
@@ -54,7 +54,7 @@ def perfect(target: Target, texts: Texts) -> Drafter:
 
 
 def ngram(target: Target, texts: Texts) -> Drafter:
-    return GatheredDrafter([Ngrams()], Budget(8), "ngram")
+    return GatheredDrafter([Suffixes()], Budget(8), "ngram")
 
 
 def mixed(target: Target, texts: Texts) -> Drafter:
@@ -62,14 +62,14 @@ def mixed(target: Target, texts: Texts) -> Drafter:
     known = KnownGuesses(texts, right=(3, 1, 0, 2))
     budget = Budget(9, Pace({1: 1.0, 4: 1.2, 16: 1.9}))
     return GatheredDrafter(
-        [MedusaDrafter(random_heads(target), DynamicShape(6)), Ngrams(), known], budget, clock=_clock()
+        [MedusaDrafter(random_heads(target), DynamicShape(6)), Suffixes(), known], budget, clock=_clock()
     )
 
 
 def hydra_mixed(target: Target, texts: Texts) -> Drafter:
     known = KnownGuesses(texts, right=(2, 3, 1))
     return GatheredDrafter(
-        [HydraDrafter(hydra_heads(output=target.output_weight), DynamicShape(6)), Ngrams(), known], Budget(16)
+        [HydraDrafter(hydra_heads(output=target.output_weight), DynamicShape(6)), Suffixes(), known], Budget(16)
     )
 
 

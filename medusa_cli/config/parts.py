@@ -71,7 +71,6 @@ HEADS = {
     "hydra": HeadsPart("each head sees the guesses before its own", "medusa_cli.heads.medusa:HydraHeads"),
 }
 SOURCES = {
-    "ngram": SourcePart("what followed the same tokens earlier in the text", "medusa_cli.drafters.ngram:Ngrams"),
     "suffix": SourcePart("what followed the longest end of the text before", "medusa_cli.drafters.suffix:Suffixes"),
     "model": SourcePart("a smaller model (--draft-model)", "medusa_cli.drafters.draft_model:ModelGuesses", True),
     "llama-cpp": SourcePart("a .gguf model, run by llama.cpp", "medusa_cli.drafters.llama_cpp:LlamaCppGuesses", True),
@@ -79,7 +78,8 @@ SOURCES = {
 DRAFTERS = {
     **{kind: DrafterPart(part.help, kind) for kind, part in HEADS.items()},
     **{name: DrafterPart(part.help, sources=(name,)) for name, part in SOURCES.items()},
-    MIXED: DrafterPart("heads and n-grams together, as far as they pay", ANY, ("ngram",)),
+    "ngram": DrafterPart("another name for suffix", sources=("suffix",)),
+    MIXED: DrafterPart("heads and suffixes together, as far as they pay", ANY, ("suffix",)),
     "none": DrafterPart("no guesses: plain decoding"),
 }
 

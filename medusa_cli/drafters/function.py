@@ -11,8 +11,8 @@ from typing import Any, Literal
 from torch import Tensor
 
 from medusa_cli.contracts import Context
+from medusa_cli.drafters.belief import Belief
 from medusa_cli.drafters.memory import NoMemory
-from medusa_cli.drafters.ngram import Belief
 from medusa_cli.drafters.trie import Trie
 from medusa_cli.errors import PartError
 

@@ -7,7 +7,6 @@ code edits and retrieved text.
 """
 
 import heapq
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -15,6 +14,7 @@ from itertools import count
 from torch import Tensor
 
 from medusa_cli.contracts import Context
+from medusa_cli.drafters.belief import Belief
 from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.source import Wishes
 from medusa_cli.drafters.suffix_memory import SuffixMemory
@@ -24,12 +24,9 @@ from medusa_cli.model.target import Target
 NODES = 24  # guesses of a step at most: no budget takes more
 DEPTH = 16  # tokens copied after a match
 SHORTER = 3  # matches that are looked at, from the longest on
-NEXT = 3  # tokens that followed one match
+NEXT = 6  # tokens that followed one match
+LATEST = 0.5  # times that the latest of them counts more
 COUNTED = 64  # states that a token is counted in, from the longest on: a loop has no end of them
-LENGTHS = (1, 2, 3, 4, 6, 9, 14, 22)  # matches up to each of these are believed alike; longer ones as the last
-DEEP = 3  # copies that were right so far are as sure below this depth as at it
-# Right and wrong copies a belief starts with, by the length of the match as above.
-_BEFORE = ((1.0, 5.0), (2.0, 3.0), (3.0, 1.5), (4.0, 1.0), (5.0, 0.8), (6.0, 0.6), (8.0, 0.5), (10.0, 0.4))
 START = 0
 
 
@@ -39,7 +36,8 @@ class Automaton:
     next     what may follow: token -> state
     link     the state of the longest part of its end that is another state
     length   tokens of the longest part that leads here
-    counts   how often it stands in the text
+    counts   how often it stands in the text, and
+    ends     where it ended last
     """
 
     def __init__(self) -> None:
@@ -47,11 +45,14 @@ class Automaton:
         self.link = [-1]
         self.length = [0]
         self.counts = [0]
+        self.ends = [0]
         self.last = START
+        self._size = 0
 
     def add(self, token: int) -> None:
         """The text is a token longer."""
-        new = self._state(self.length[self.last] + 1, {}, 0)
+        self._size += 1
+        new = self._state(self.length[self.last] + 1, {}, 0, 0)
         state = self.last
         while state >= 0 and token not in self.next[state]:
             self.next[state][token] = new
@@ -60,6 +61,7 @@ class Automaton:
         self.last = new
         for _ in range(COUNTED):
             self.counts[new] += 1
+            self.ends[new] = self._size
             new = self.link[new]
             if new <= START:
                 break
@@ -69,47 +71,20 @@ class Automaton:
         found = self.next[state][token]
         if self.length[found] == self.length[state] + 1:
             return found
-        clone = self._state(self.length[state] + 1, dict(self.next[found]), self.counts[found])
+        clone = self._state(self.length[state] + 1, dict(self.next[found]), self.counts[found], self.ends[found])
         self.link[clone], self.link[found] = self.link[found], clone
         while state >= 0 and self.next[state].get(token) == found:
             self.next[state][token] = clone
             state = self.link[state]
         return clone
 
-    def _state(self, length: int, following: dict[int, int], counted: int) -> int:
+    def _state(self, length: int, following: dict[int, int], counted: int, end: int) -> int:
         self.next.append(following)
         self.link.append(START)
         self.length.append(length)
         self.counts.append(counted)
+        self.ends.append(end)
         return len(self.next) - 1
-
-
-class Belief:
-    """How often a token copied at a depth was right after those before it were, by the length of the match."""
-
-    def __init__(self) -> None:
-        self._right: dict[tuple[int, int], float] = defaultdict(float)
-        self._asked: dict[tuple[int, int], float] = defaultdict(float)
-
-    def chance(self, length: int, depth: int) -> float:
-        """That the copied token of this depth (from 0) is right, given those before it. Long copies grow surer."""
-        key = _key(length, depth)
-        right, wrong = _BEFORE[key[0]]
-        return (self._right[key] + right) / (self._asked[key] + right + wrong)
-
-    def learn(self, length: int, copied: Sequence[int], came: Sequence[int]) -> None:
-        """What came, where `copied` had been guessed."""
-        for depth, (guess, token) in enumerate(zip(copied, came, strict=False)):
-            key = _key(length, depth)
-            self._asked[key] += 1
-            if guess != token:
-                return
-            self._right[key] += 1
-
-
-def _key(length: int, depth: int) -> tuple[int, int]:
-    grade = next((grade for grade, most in enumerate(LENGTHS) if length <= most), len(LENGTHS) - 1)
-    return grade, min(depth, DEEP)
 
 
 @dataclass(frozen=True)
@@ -251,9 +226,13 @@ class Suffixes(NoMemory):
 
 
 def _following(automaton: Automaton, state: int) -> list[tuple[int, float, int]]:
-    """(token, share of the times that it followed, the state after it), the most frequent first."""
+    """(token, share of the times that it followed, the state after it), the likeliest first."""
     while state > START and not automaton.next[state]:
         state = automaton.link[state]  # past the text's end the copy goes on with itself, as a loop would
-    found = [(automaton.counts[after], token, after) for token, after in automaton.next[state].items() if token >= 0]
-    total = sum(times for times, _, _ in found)
-    return [(token, times / total, after) for times, token, after in heapq.nlargest(NEXT, found)] if total else []
+    after = {token: state for token, state in automaton.next[state].items() if token >= 0}
+    latest = max((automaton.ends[state] for state in after.values()), default=0)
+    times = {
+        token: automaton.counts[state] + LATEST * (automaton.ends[state] == latest) for token, state in after.items()
+    }
+    total = sum(times.values())
+    return [(token, times[token] / total, after[token]) for token in heapq.nlargest(NEXT, times, key=times.__getitem__)]

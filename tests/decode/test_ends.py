@@ -14,8 +14,8 @@ from medusa_cli.decode.rows import Limits
 from medusa_cli.decode.stop_strings import StopStrings
 from medusa_cli.decode.text import decode_text
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
-from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.none import NoDrafter
+from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.errors import DataError
 from medusa_cli.model.target import Target
 from tests.decode.tiny_llama import DEPTH, TARGET, TEXTS, Counter, deep, oracle, up_to
@@ -118,7 +118,7 @@ def test_a_text_ends_at_the_context_s_last_position(name: str, space: int) -> No
     wanted = [greedy_of(short_model(name), prompt, 32 - len(prompt)) for prompt in prompts]
     texts = [prompt + answer for prompt, answer in zip(prompts, wanted, strict=True)]
     known = GatheredDrafter([KnownGuesses(texts, DEPTH, (DEPTH,))], Budget(2 * DEPTH))
-    copying = GatheredDrafter([Ngrams()], Budget(16))
+    copying = GatheredDrafter([Suffixes()], Budget(16))
     for drafter, depth in ((OracleDrafter(texts, deep), DEPTH), (known, DEPTH), (copying, None), (NoDrafter(), 0)):
         limits = Limits(40, context_limit=target.context_limit)
         found = collect(Parts(target, drafter, Greedy()), prompts, limits, max_rows=2)

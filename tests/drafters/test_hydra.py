@@ -12,7 +12,7 @@ from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.beam import Walk, candidates
 from medusa_cli.drafters.hydra import BEAM, HydraDrafter, guesses
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
-from medusa_cli.drafters.ngram import Ngrams
+from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.drafters.trie import Trie
 from medusa_cli.errors import TreeError
 from medusa_cli.heads.config import HydraConfig
@@ -168,7 +168,7 @@ def test_the_text_is_the_plain_one(kind: str, max_rows: int) -> None:
         "fixed": lambda: HydraDrafter(heads, TokenTree.from_paths(PATHS)),
         "dynamic": lambda: HydraDrafter(heads, DynamicShape(9, 0.05)),
         "gathered": lambda: GatheredDrafter([HydraDrafter(heads, DynamicShape(6))], Budget(6)),
-        "mixed": lambda: GatheredDrafter([HydraDrafter(heads, DynamicShape(6)), Ngrams()], Budget(9)),
+        "mixed": lambda: GatheredDrafter([HydraDrafter(heads, DynamicShape(6)), Suffixes()], Budget(9)),
     }[kind]()
     found = collect(Parts(target, drafter, Greedy()), texts.prompts, Limits(NUM_NEW), max_rows)
     assert [each.token_ids for each in found] == texts.wanted(3)

@@ -9,8 +9,8 @@ from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.mixed import PLAIN_EVERY, Budget, GatheredDrafter, Source
-from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.step_costs import Lap, LapTimes, Pace
+from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.drafters.trie import Trie
 from medusa_cli.trees.dynamic import DynamicShape
 from tests.drafters.test_dynamic_drafter import context_of, random_heads
@@ -36,7 +36,7 @@ def after_its_plain_step(budget: Budget) -> Budget:
 
 def sources(kind: str, target) -> list[Source]:
     heads = MedusaDrafter(random_heads(target), DynamicShape(6))
-    return {"ngram": [Ngrams()], "heads": [heads], "mixed": [heads, Ngrams()]}[kind]
+    return {"ngram": [Suffixes()], "heads": [heads], "mixed": [heads, Suffixes()]}[kind]
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 3])
@@ -53,10 +53,10 @@ def test_the_text_is_the_plain_one_whatever_was_gathered(kind: str, paced: bool,
 def test_a_text_that_repeats_itself_is_copied_in_long_steps() -> None:
     target = target_of(tiny_model("qwen2"))
     prompt = prompt_of(9) * 4
-    (plain,) = collect(Parts(target, GatheredDrafter([Ngrams()], Budget(1)), Greedy()), [prompt], Limits(40))
+    (plain,) = collect(Parts(target, GatheredDrafter([Suffixes()], Budget(1)), Greedy()), [prompt], Limits(40))
     loop = [*prompt, *plain.token_ids] + plain.token_ids[-8:] * 4
-    (found,) = collect(Parts(target, GatheredDrafter([Ngrams()], Budget(10)), Greedy()), [loop], Limits(20))
-    (wanted,) = collect(Parts(target, GatheredDrafter([Ngrams()], Budget(1)), Greedy()), [loop], Limits(20))
+    (found,) = collect(Parts(target, GatheredDrafter([Suffixes()], Budget(10)), Greedy()), [loop], Limits(20))
+    (wanted,) = collect(Parts(target, GatheredDrafter([Suffixes()], Budget(1)), Greedy()), [loop], Limits(20))
     assert found.token_ids == wanted.token_ids
     assert found.num_steps <= wanted.num_steps
 
@@ -163,7 +163,7 @@ def test_a_plain_step_comes_first_and_now_and_then_whatever_pays() -> None:
 
 def test_a_draft_tells_the_budget_what_the_step_before_took_and_brought() -> None:
     times = iter([10.0] * 3 + [11.0] * 3 + [14.0] * 3)  # a draft asks for its source's own time too
-    drafter = GatheredDrafter([Ngrams()], Budget(6, steep()), clock=lambda: next(times))
+    drafter = GatheredDrafter([Suffixes()], Budget(6, steep()), clock=lambda: next(times))
     seen = []
     drafter.budget.saw = lambda *step: seen.append(step)
     tokens = [1, 2, 3, 1, 2]

@@ -10,7 +10,7 @@ import torch
 
 from medusa_cli.contracts import Context
 from medusa_cli.drafters.source import Wishes
-from medusa_cli.drafters.suffix import NODES, START, Automaton, Reader, Suffixes, _following
+from medusa_cli.drafters.suffix import LATEST, NODES, START, Automaton, Reader, Suffixes, _following
 from medusa_cli.drafters.suffix_memory import LEAST, SuffixMemory
 from medusa_cli.drafters.trie import Trie
 from medusa_cli.errors import DataError
@@ -102,10 +102,10 @@ def test_what_followed_is_copied_and_a_copy_past_the_end_goes_on_in_a_loop() -> 
     assert all(child <= trie.chances[parent] for child, parent in zip(trie.chances, trie.parents, strict=True))
 
 
-def test_what_followed_more_often_is_likelier() -> None:
-    trie = guessed(joined([]), [1, 7, 2, 1, 7, 3, 1, 8, 4, 1])
-    chances = {trie.tokens[node]: trie.chances[node] for node in (trie.child(0, 7), trie.child(0, 8)) if node}
-    assert chances[7] == pytest.approx(2 * chances[8])
+def test_what_followed_more_often_is_likelier_and_of_equals_what_followed_last() -> None:
+    trie = guessed(joined([]), [1, 7, 2, 1, 7, 3, 1, 8, 4, 1, 9, 4, 1])
+    chances = [trie.chances[trie.child(0, token) or 0] for token in (7, 9, 8)]
+    assert [chance / chances[2] for chance in chances] == pytest.approx([2, 1 + LATEST, 1])
     assert [token for token, _, _ in _following(automaton_of([1, 7, 1, 7, 1, 8]), START)][0] == 1
 
 

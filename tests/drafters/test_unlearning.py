@@ -12,8 +12,8 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
-from medusa_cli.drafters.ngram import Ngrams
 from medusa_cli.drafters.step_costs import Lap, Pace
+from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.trees.build import never_falling
 from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
 
@@ -141,6 +141,6 @@ def test_guesses_that_are_called_too_dear_are_tried_now_and_then() -> None:
 def test_the_text_is_the_plain_one_whatever_the_table_says(wrong: str) -> None:
     texts, target = known("llama"), target_of(tiny_model("llama"))
     ticks = iter(range(10**9))
-    drafter = GatheredDrafter([Ngrams()], Budget(7, Pace(WRONG[wrong](COMPILED))), clock=lambda: float(next(ticks)))
+    drafter = GatheredDrafter([Suffixes()], Budget(7, Pace(WRONG[wrong](COMPILED))), clock=lambda: float(next(ticks)))
     found = collect(Parts(target, drafter, Greedy()), texts.prompts, Limits(NUM_NEW), 2)
     assert [each.token_ids for each in found] == texts.wanted(3)

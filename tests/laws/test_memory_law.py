@@ -16,7 +16,7 @@ from medusa_cli.decode.engine import Engine, Request
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.adaptive import WatchedDrafter
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
-from medusa_cli.drafters.ngram import Ngrams
+from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.drafters.trie import Trie
 from medusa_cli.errors import TargetError
 from medusa_cli.model import prefill
@@ -155,7 +155,7 @@ def test_wrappers_pass_on_what_is_to_be_remembered() -> None:
     target, texts = FORWARDS["eager"](), texts_of("eager")
     known = RandomDrafter(texts, SHAPES["wide"])
     one, two = (RememberingSource(known, taps, target.hidden_size) for taps in ((1,), (2, 1)))
-    drafter = WatchedDrafter(GatheredDrafter([Ngrams(), one, two], Budget(4)))
+    drafter = WatchedDrafter(GatheredDrafter([Suffixes(), one, two], Budget(4)))
     assert drafter.taps == (1, 2)
     library = tiny_model("llama")
     checks = [
