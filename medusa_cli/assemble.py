@@ -56,7 +56,7 @@ __all__ = [
 
 
 Speculate = Literal["auto", "on", "off"]
-MOST_GUESSES = 16  # nodes that n-gram and mixed drafts may have where no size is named; how many pay is found out
+MOST_GUESSES = 16  # nodes that gathered drafts may have where no size is named; how many pay is found out
 
 
 @dataclass(frozen=True)

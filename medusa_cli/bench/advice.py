@@ -102,7 +102,7 @@ def _more_guesses(subject: str) -> list[str]:
 
 def _better_guesses(subject: str) -> list[str]:
     if not _with_heads(subject):
-        return [f"--drafter {MIXED}: n-grams alone help only where a text repeats itself"]
+        return [f"--drafter {MIXED}: copies alone help only where a text repeats itself"]
     return ["heads trained for this very model and this kind of prompt (medusa train-heads)"]
 
 

@@ -25,7 +25,7 @@ def command(
     drafter: Annotated[
         str | None,
         options.drafter(
-            "Who guesses: heads, n-grams of the text so far, or both. "
+            "Who guesses: heads, copies from the text so far, other models, functions, or several of them. "
             "[default: mixed where heads are known, else none; the heads alone with a tree or --speculate on]"
         ),
     ] = None,

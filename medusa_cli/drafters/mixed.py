@@ -1,6 +1,6 @@
 """A drafter of guesses that are gathered on the host, from one source or several, under one budget of nodes.
 
-`ngram` is this with one source; `mixed` adds the heads. Whoever can guess tokens can be a source.
+`suffix` is this with one source; `mixed` adds the heads. Whoever can guess tokens can be a source.
 """
 
 import time

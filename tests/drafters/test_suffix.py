@@ -103,7 +103,7 @@ def test_what_followed_is_copied_and_a_copy_past_the_end_goes_on_in_a_loop() -> 
 
 
 def test_what_followed_more_often_is_likelier_and_of_equals_what_followed_last() -> None:
-    trie = guessed(joined([]), [1, 7, 2, 1, 7, 3, 1, 8, 4, 1, 9, 4, 1])
+    trie = guessed(joined([]), [1, 7, 2, 1, 7, 3, 1, 8, 4, 1, 9, 5, 1])
     chances = [trie.chances[trie.child(0, token) or 0] for token in (7, 9, 8)]
     assert [chance / chances[2] for chance in chances] == pytest.approx([2, 1 + LATEST, 1])
     assert [token for token, _, _ in _following(automaton_of([1, 7, 1, 7, 1, 8]), START)][0] == 1

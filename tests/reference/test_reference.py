@@ -2,6 +2,7 @@
 
 import ast
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -231,3 +232,10 @@ def test_it_runs_on_python_3_9() -> None:
         pytest.skip("its launcher is here, and it isn't")
     assert ran.returncode == 0, ran.stderr
     assert "the same text without guesses: yes" in ran.stdout
+
+
+def test_the_example_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (FOLDER.parents[1] / "docs" / "reference.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(example, "docs/reference.md", "exec"), {})
+    assert capsys.readouterr().out.splitlines()[-1] == "['yes', 'yes', 'yes', 'yes', 'yes', 'yes', 'yes', 'yes'] length"
