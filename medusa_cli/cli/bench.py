@@ -89,9 +89,9 @@ def command(
     compare: Annotated[
         str,
         typer.Option(
-            help="Arms to compare with, by commas: greedy (our loop without guesses), medusa, hydra, suffix, mixed (our "
-            "loop with another drafter), hf-greedy (transformers), hf-prompt-lookup, llama-cpp (on the model's own "
-            ".gguf file). On a CPU the hf arms run in float32 and bfloat16 unless one is named: hf-greedy@float32."
+            help="Arms to compare with, by commas: greedy (our loop without guesses), medusa, hydra, suffix, mixed "
+            "(our loop with another drafter), hf-greedy (transformers), hf-prompt-lookup, llama-cpp (on the model's "
+            "own .gguf file). On a CPU the hf arms run in float32 and bfloat16 unless one is named: hf-greedy@float32."
         ),
     ] = "greedy",
     measuring: Measuring,
