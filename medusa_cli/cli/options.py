@@ -72,10 +72,9 @@ def drafter(text: str, names: Callable[[], list[str]] = drafter_names) -> Any:
             raise typer.BadParameter(f"{name!r} guesses nothing: use one of {', '.join(names())}")
         return name
 
-    shown = [name for name in DRAFTERS if name in names()]
-    made_up = [f"{FUNCTION}MODULE:NAME", f"{MIXED}:A,B"]
-    metavar = f"<{'|'.join([*shown, *made_up])}>"
-    return typer.Option("--drafter", metavar=metavar, help=text, callback=known, autocompletion=names)
+    shown = ", ".join(name for name in DRAFTERS if name in names())
+    text = f"{text} Names: {shown}, {FUNCTION}package.module:function, {MIXED}:a,b"
+    return typer.Option("--drafter", metavar="NAME", help=text, callback=known, autocompletion=names)
 
 
 _TARGET = ("target.model", "target.revision", "target.dtype", "target.device", "target.runner", "target.attention")
