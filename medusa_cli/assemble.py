@@ -235,6 +235,9 @@ class Sampling:
     min_new_tokens: int = 0
     posterior_threshold: float | None = None
     posterior_alpha: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     @property
     def name(self) -> str:
@@ -277,7 +280,12 @@ def load_choosing(asked: Sampling, target: Target) -> Choosing:
     own = asked_of(target.model.generation_config, sampling=sampling)
     own.pop("temperature", None)
     check_types(own)
-    flags: dict[str, Any] = {"repetition_penalty": asked.repetition_penalty}
+    flags: dict[str, Any] = {
+        "repetition_penalty": asked.repetition_penalty,
+        "presence_penalty": asked.presence_penalty or None,
+        "frequency_penalty": asked.frequency_penalty or None,
+        "sequence_bias": {(token,): bias for token, bias in asked.logit_bias} or None,
+    }
     if sampling:
         flags |= {"top_p": asked.top_p, "top_k": asked.top_k, "min_p": asked.min_p}
     given = {name: value for name, value in flags.items() if value is not None}

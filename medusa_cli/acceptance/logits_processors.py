@@ -120,10 +120,30 @@ class _For:
         return len(self.prompt)
 
 
+@dataclass(frozen=True)
+class _Penalty:
+    """OpenAI's penalties on tokens that the text has already: those of the prompt don't count.
+
+    begin   tokens of the prompt
+    """
+
+    begin: int
+    presence: float = 0.0
+    frequency: float = 0.0
+
+    def __call__(self, ids_ML: Tensor, scores_MV: Tensor) -> Tensor:
+        """Scores less `presence` for each token that is there, and `frequency` for each time that it is."""
+        new_ML = ids_ML[:, self.begin :]
+        counts_MV = torch.zeros_like(scores_MV).scatter_add_(1, new_ML, torch.ones_like(new_ML, dtype=scores_MV.dtype))
+        return scores_MV - self.frequency * counts_MV - self.presence * (counts_MV > 0)
+
+
 _MAKERS: Mapping[str, Callable[[Any, _For], Process]] = {
     "sequence_bias": lambda value, row: hf.SequenceBiasLogitsProcessor(value),
     "encoder_repetition_penalty": lambda value, row: hf.EncoderRepetitionPenaltyLogitsProcessor(value, row.prompt_11),
     "repetition_penalty": lambda value, row: hf.RepetitionPenaltyLogitsProcessor(value),
+    "presence_penalty": lambda value, row: _Penalty(row.begin, presence=value),
+    "frequency_penalty": lambda value, row: _Penalty(row.begin, frequency=value),
     "no_repeat_ngram_size": lambda value, row: hf.NoRepeatNGramLogitsProcessor(value),
     "encoder_no_repeat_ngram_size": lambda value, row: hf.EncoderNoRepeatNGramLogitsProcessor(value, row.prompt_11),
     "bad_words_ids": lambda value, row: hf.NoBadWordsLogitsProcessor(value, row.stops),
@@ -160,10 +180,10 @@ _ABOUT_ENDS = {"min_length", "min_new_tokens", "exponential_decay_length_penalty
 _REFUSED: Mapping[str, Any] = {"guidance_scale": 1.0, "watermarking_config": None}
 # What changes nothing, beside None: older releases fill these in.
 _NEUTRAL: Mapping[str, Any] = {
-    "encoder_repetition_penalty": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0, "remove_invalid_values": False,
-    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0,
-    "renormalize_logits": False,
+    "encoder_repetition_penalty": 1.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": 0,
+    "remove_invalid_values": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "typical_p": 1.0,
+    "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "renormalize_logits": False,
 }  # fmt: skip
 SAMPLING = ("temperature", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 """Settings that only sampling follows."""

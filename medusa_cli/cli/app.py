@@ -33,6 +33,7 @@ COMMANDS: tuple[str, ...] = (
     "medusa_cli.cli.train_heads",
     "medusa_cli.cli.generate",
     "medusa_cli.cli.bench",
+    "medusa_cli.cli.serve",
     "medusa_cli.cli.inspect_tree",
     "medusa_cli.cli.doctor",
     "medusa_cli.cli.recipes",

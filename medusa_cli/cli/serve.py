@@ -1,0 +1,161 @@
+"""`medusa serve`: an OpenAI-compatible server whose every reply is the model's own."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from medusa_cli.cli import options
+from medusa_cli.cli.console import Console
+from medusa_cli.errors import DataError
+
+if TYPE_CHECKING:
+    from medusa_cli.contracts import Drafter
+    from medusa_cli.model.target import Target
+    from medusa_cli.serve.app import Policy
+    from medusa_cli.serve.service import Service
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where it listens, to whom, and what it allows."""
+
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address; 0.0.0.0 is open to all.")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, metavar="N", help="Port.")] = 8000
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="MEDUSA_API_KEY",
+            metavar="KEY|FILE",
+            help="A key that requests must bring, or a file with one on each line. [default: none is asked for]",
+        ),
+    ] = None
+    allow_origin: Annotated[
+        list[str] | None,
+        typer.Option("--allow-origin", metavar="URL", help="Web pages that may call (CORS); may be given again."),
+    ] = None
+    max_body_bytes: Annotated[
+        int, typer.Option("--max-body-bytes", min=1024, metavar="N", help="Size of a request at most.")
+    ] = 4 * 2**20
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="Time of a whole answer at most.")
+    ] = 600.0
+    metrics: Annotated[bool, typer.Option("--metrics/--no-metrics", help="Prometheus metrics at /metrics.")] = True
+
+    def policy(self) -> "Policy":
+        """As the application takes it. Raises DataError for a file of keys without any."""
+        from medusa_cli.serve.app import Policy, digest_of
+
+        return Policy(
+            keys=[digest_of(key) for key in _keys(self.api_key)],
+            body_bytes=self.max_body_bytes,
+            timeout_s=self.timeout,
+            origins=self.allow_origin or (),
+            has_metrics=self.metrics,
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What is served under which name, and how many texts at once."""
+
+    served_model_name: Annotated[
+        str | None,
+        typer.Option("--served-model-name", metavar="NAME", help="What clients call it. [default: the model's name]"),
+    ] = None
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            "--max-model-len", min=16, metavar="N", help="Tokens of a prompt and its text. [default: the model's]"
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int, typer.Option("--max-num-seqs", min=1, max=1024, metavar="N", help="Texts written side by side.")
+    ] = 8
+    max_queue: Annotated[
+        int, typer.Option("--max-queue", min=0, metavar="N", help="Texts that may wait; others are told 429.")
+    ] = 256
+
+
+def command(
+    *,
+    listening: Listening,
+    rows: Rows,
+    target: options.Target,
+    guessing: options.Guessing,
+    drafter: Annotated[
+        str | None, options.drafter("Who guesses. [default: mixed where heads are known, else suffix]")
+    ] = None,
+    threads: options.Threads = None,
+    config: options.Config = None,
+    output: options.Output,
+) -> None:
+    """Serve the model over HTTP as OpenAI's API does; every reply is word for word the model's own."""
+    from medusa_cli.assemble import check_choice, find_heads, load_drafter, load_target_for
+    from medusa_cli.config.loading import load_recipe
+    from medusa_cli.util.optional import need
+
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        need(package, "serve")
+    from medusa_cli.serve.run import Serving, serve
+
+    recipe = load_recipe(config, (), target)
+    policy = listening.policy()
+    if drafter is None and guessing.heads is None and find_heads(None, recipe.target.model) is None:
+        drafter = "suffix"
+    choice = guessing.choice(drafter)
+    check_choice(choice, recipe.target.model)
+    console = output.console
+
+    def load() -> "tuple[Target, Drafter]":
+        found = load_target_for(choice, recipe.target)
+        return found, load_drafter(choice, found)
+
+    _warn(listening, console)
+    serving = Serving(
+        load,
+        listening.host,
+        listening.port,
+        policy,
+        rows.served_model_name,
+        rows.max_model_len,
+        rows.max_num_seqs,
+        rows.max_queue,
+    )
+    console.info(f"loading {recipe.target.model}; http://{listening.host}:{listening.port}/health says when it is done")
+    serve(serving, lambda service: _say(service, listening, console))
+
+
+def _say(service: "Service", listening: Listening, console: Console) -> None:
+    where = f"http://{listening.host}:{listening.port}/v1"
+    console.info(f"{service.name} is served at {where}, drafter {service.drafter}; Ctrl-C ends it once texts are done")
+
+
+def _warn(listening: Listening, console: Console) -> None:
+    """Say what is open to others."""
+    if listening.host not in ("127.0.0.1", "localhost", "::1") and not listening.api_key:
+        console.warn(f"{listening.host} can be reached from other machines, and no --api-key is asked for")
+
+
+def _keys(given: str | None) -> Sequence[str]:
+    """The keys themselves, or those in a file."""
+    if not given:
+        return ()
+    file = Path(given)
+    if not (os.sep in given or file.is_file()):
+        return (given,)
+    try:
+        keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"the file of keys can't be read: {error}", "name a text file with a key on each line"
+        ) from error
+    if not keys:
+        raise DataError(f"{file} holds no key", "write one on each line")
+    return keys

@@ -1,0 +1,292 @@
+"""The HTTP application: routes, streams as server-sent events, keys, limits. What requests mean is service.py's."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+
+from medusa_cli.errors import MedusaError
+from medusa_cli.serve import documents
+from medusa_cli.serve.errors import ApiError
+from medusa_cli.serve.metrics import Metrics
+from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted, parsed
+from medusa_cli.serve.service import Call, Service
+from medusa_cli.serve.worker import Busy, Closed, Logprob, News
+from medusa_cli.util.plain_json import parse_json
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the server allows.
+
+    keys          sha256 of each API key; none: no key is asked for
+    body_bytes    of a request at most
+    timeout_s     that a whole answer may take
+    retry_s       that a client is told to wait where the queue is full
+    origins       web pages that may call (CORS)
+    has_metrics   whether /metrics is there
+    """
+
+    keys: Sequence[bytes] = ()
+    body_bytes: int = 4 * 2**20
+    timeout_s: float = 600.0
+    retry_s: int = 1
+    origins: Sequence[str] = ()
+    has_metrics: bool = True
+
+
+@dataclass
+class State:
+    """What routes share; `service` is None while the model is being loaded."""
+
+    policy: Policy
+    service: Service | None = None
+    fault: str | None = None
+    metrics: Metrics = field(default_factory=Metrics)
+    loading: asyncio.Future[None] | None = None
+
+
+def make_app(state: State, on_start: Callable[[], Awaitable[None]], on_end: Callable[[], Awaitable[None]]) -> FastAPI:
+    """The application; `on_start` begins to load, `on_end` lets texts end."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await on_start()
+        yield
+        await on_end()
+
+    app = FastAPI(title="medusa", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    if state.policy.origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(state.policy.origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    _add_errors(app)
+    _add_routes(app, state)
+    return app
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(_: Request, error: ApiError) -> Response:
+        return JSONResponse(error.document(), error.status, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> Response:
+        told = {404: "there is nothing here", 405: "this method is not allowed here"}.get(error.status_code)
+        return JSONResponse(ApiError(error.status_code, told or str(error.detail)).document(), error.status_code)
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, error: Exception) -> Response:
+        logger.error("a request failed", exc_info=error)
+        return JSONResponse(ApiError(500, "an internal error: see the server's log").document(), 500)
+
+
+def _add_routes(app: FastAPI, state: State) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        ready = state.service is not None and state.service.worker.is_alive
+        told = state.fault or ("ok" if ready else "loading" if state.service is None else "ending")
+        return JSONResponse({"status": told}, 200 if ready else 503)
+
+    if state.policy.has_metrics:
+
+        @app.get("/metrics")
+        async def metrics() -> Response:
+            text, kind = state.metrics.text(state.service)
+            return Response(text, media_type=kind)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        service = _service(state, request)
+        return JSONResponse({"object": "list", "data": [_model(service)]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str, request: Request) -> Response:
+        service = _service(state, request)
+        service.check_model(name)
+        return JSONResponse(_model(service))
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        return await _answer(state, request, ChatRequest)
+
+    @app.post("/v1/completions")
+    async def completions(request: Request) -> Response:
+        return await _answer(state, request, CompletionRequest)
+
+
+def _model(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "medusa",
+        "max_model_len": service.max_model_len,
+    }
+
+
+def _service(state: State, request: Request) -> Service:
+    """What answers, for who may ask. Raises ApiError."""
+    _check_key(state.policy, request)
+    if state.service is None:
+        raise ApiError(503, state.fault or "the model is being loaded", headers={"Retry-After": "5"})
+    return state.service
+
+
+def _check_key(policy: Policy, request: Request) -> None:
+    """Raise ApiError for a key that isn't one of those; every one is compared, in constant time."""
+    if not policy.keys:
+        return
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    given = digest_of(key)
+    known = [hmac.compare_digest(given, each) for each in policy.keys]
+    if scheme.lower() != "bearer" or not any(known):
+        raise ApiError(401, "no valid API key was given", None, "invalid_api_key", {"WWW-Authenticate": "Bearer"})
+
+
+def digest_of(key: str) -> bytes:
+    """What is kept of a key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+async def _body(request: Request, most: int) -> Any:
+    """The JSON of a request. Raises ApiError for one that is too large, or none."""
+    held = bytearray()
+    async for piece in request.stream():
+        held += piece
+        if len(held) > most:
+            raise ApiError(413, f"the body has more than {most} bytes", None, "body_too_large")
+    try:
+        return parse_json(bytes(held))
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ApiError(400, "the body is no JSON") from error
+
+
+async def _answer(state: State, request: Request, kind: type[Wanted]) -> Response:
+    service = _service(state, request)
+    wanted = parsed(kind, await _body(request, state.policy.body_bytes))
+    news: asyncio.Queue[News] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    call = await asyncio.to_thread(
+        service.call, wanted, _client(request), lambda each: loop.call_soon_threadsafe(news.put_nowait, each)
+    )
+    try:
+        service.worker.submit(call.asked)
+    except Busy as error:
+        headers = {"Retry-After": str(state.policy.retry_s)}
+        raise ApiError(429, "as many requests wait as may: try again later", None, "queue_full", headers) from error
+    except Closed as error:
+        raise ApiError(503, "the server is about to end") from error
+    except MedusaError as error:
+        raise ApiError(400, error.message) from error
+    told = state.metrics.follow(call)
+    headers = {"X-Request-Id": call.id}
+    following = _following(state, call, news, told)
+    if wanted.stream:
+        return StreamingResponse(_events(service, call, following), 200, headers, "text/event-stream")
+    return await _whole(service, call, following, request, headers)
+
+
+def _client(request: Request) -> str:
+    """Whose turn it is: by key where there is one, else by address."""
+    key = request.headers.get("authorization")
+    return digest_of(key).hex() if key else request.client.host if request.client else uuid.uuid4().hex
+
+
+async def _following(
+    state: State, call: Call, news: asyncio.Queue[News], told: Any
+) -> AsyncIterator[tuple[int, str, list[Logprob] | None]]:
+    """(index, words, logprobs) as texts grow; who stops reading frees the rows. Raises ApiError."""
+    assert state.service is not None
+    left = len(call.choices)
+    try:
+        async with asyncio.timeout(state.policy.timeout_s):
+            while left:
+                each = await news.get()
+                if each.error is not None:
+                    raise ApiError(500, each.error, None, "generation_failed")
+                words = call.choices[each.index].feed(each)
+                left -= each.finish_reason is not None
+                told.saw(each)
+                yield each.index, words, each.logprobs
+    except TimeoutError as error:
+        raise ApiError(408, f"the answer took longer than {state.policy.timeout_s:g} s", None, "timeout") from error
+    finally:
+        state.service.worker.cancel(call.asked)
+        told.ended()
+
+
+async def _whole(
+    service: Service,
+    call: Call,
+    following: AsyncIterator[tuple[int, str, list[Logprob] | None]],
+    request: Request,
+    headers: dict[str, str],
+) -> Response:
+    """All of it at once; a client that has gone is noticed."""
+    texts, logprobs = [""] * len(call.choices), [list[Logprob]() for _ in call.choices]
+
+    async def gather() -> None:
+        async for index, words, more in following:
+            texts[index] += words
+            logprobs[index] += more or []
+
+    gathering = asyncio.ensure_future(gather())
+    gone = asyncio.ensure_future(_gone(request))
+    await asyncio.wait({gathering, gone}, return_when=asyncio.FIRST_COMPLETED)
+    if not gathering.done():
+        gathering.cancel()
+        with suppress(asyncio.CancelledError):
+            await gathering
+        return Response(status_code=499)  # nobody reads it
+    gone.cancel()
+    gathering.result()
+    choices = [
+        documents.choice_of(call, index, texts[index], logprobs[index], service.words_of) for index in range(len(texts))
+    ]
+    document = {**documents.head(call, service.name, chunk=False), "choices": choices, **documents.ended(call)}
+    return JSONResponse(document, headers=headers)
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _events(
+    service: Service, call: Call, following: AsyncIterator[tuple[int, str, list[Logprob] | None]]
+) -> AsyncIterator[str]:
+    """The answer as server-sent events."""
+    head = documents.head(call, service.name, chunk=True)
+    begun: set[int] = set()
+    extra: dict[str, Any] = {"usage": None} if call.wanted.includes_usage else {}
+    try:
+        async for index, words, logprobs in following:
+            if words or logprobs or index not in begun or call.choices[index].finish_reason:
+                first = index not in begun
+                begun.add(index)
+                choice = documents.chunk_of(call, index, words, logprobs, service.words_of, first=first)
+                yield _event({**head, "choices": [choice], **extra})
+        if call.wanted.includes_usage:
+            yield _event({**head, "choices": [], **documents.ended(call)})
+        yield "data: [DONE]\n\n"
+    except ApiError as error:  # the status is sent already
+        yield _event(error.document())
+
+
+def _event(document: dict[str, Any]) -> str:
+    return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,189 @@
+"""What requests become: prompts to ids, fields to how tokens are chosen, gains to words. Knows no HTTP."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from medusa_cli.acceptance.logits_processors import stop_strings_of
+from medusa_cli.acceptance.random_streams import Stream
+from medusa_cli.acceptance.sampling import Choosing
+from medusa_cli.assemble import Sampling, load_choosing
+from medusa_cli.config.recipe import COLDEST
+from medusa_cli.decode.chat import Ends, ends_of, ids_of
+from medusa_cli.decode.engine import Request
+from medusa_cli.decode.text import TextStream
+from medusa_cli.errors import MedusaError
+from medusa_cli.model.target import Target
+from medusa_cli.serve.errors import ApiError
+from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted
+from medusa_cli.serve.worker import Asked, News, Worker
+
+MOST_SETTINGS = 256  # ways of choosing that are kept: rows that share one are decided together
+
+
+@dataclass
+class Choice:
+    """One text as it grows: words that are certain, and how it ended."""
+
+    stream: TextStream
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    def feed(self, news: News) -> str:
+        """The words that the news brings."""
+        self.tokens += news.tokens
+        self.steps, self.drafted, self.accepted = news.steps, news.drafted, news.accepted
+        words = self.stream.feed(news.tokens)
+        if news.finish_reason is not None:
+            self.finish_reason = news.finish_reason
+            words += self.stream.flush()
+        return words
+
+
+@dataclass
+class Call:
+    """One request on its way: what is asked of the engine, and the choices that grow."""
+
+    id: str
+    created: int
+    wanted: Wanted
+    asked: Asked
+    choices: list[Choice]
+    prompt_tokens: int
+
+    def usage(self) -> dict[str, object]:
+        """Tokens, as OpenAI counts them."""
+        written = sum(len(choice.tokens) for choice in self.choices)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": written,
+            "total_tokens": self.prompt_tokens + written,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+
+    def speculation(self) -> dict[str, int]:
+        """What guessing brought."""
+        return {
+            "num_steps": sum(choice.steps for choice in self.choices),
+            "num_draft_tokens": sum(choice.drafted for choice in self.choices),
+            "num_accepted_tokens": sum(choice.accepted for choice in self.choices),
+        }
+
+
+class Service:
+    """A target behind the API, under the name that clients call it by.
+
+    max_tokens   of a reply, where the request doesn't say: as many as the context holds if None
+    """
+
+    def __init__(self, target: Target, worker: Worker, name: str, max_model_len: int | None = None) -> None:
+        self.target, self.worker, self.name = target, worker, name
+        self.drafter = worker.drafter
+        self.created = int(time.time())
+        limits = [limit for limit in (max_model_len, target.context_limit) if limit is not None]
+        self.max_model_len = min(limits, default=None)
+        self._own_stops = stop_strings_of(target.model.generation_config)
+        self._choosing = lru_cache(MOST_SETTINGS)(lambda sampling: _choosing(sampling, target))
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError for a model that isn't served."""
+        if name is not None and name != self.name:
+            raise ApiError(404, f"the model '{name}' does not exist; '{self.name}' does", "model", "model_not_found")
+
+    def call(self, wanted: Wanted, client: str, deliver: Callable[[News], None]) -> Call:
+        """What a request asks of the engine; nothing is asked yet. Raises ApiError."""
+        self.check_model(wanted.model)
+        prompts = self._prompts(wanted)
+        longest = max(map(len, prompts))
+        room = None if self.max_model_len is None else self.max_model_len - longest
+        if room is not None and room < 1:
+            raise ApiError(
+                400,
+                f"this model's maximum context length is {self.max_model_len} tokens, and the prompt has {longest}",
+                None,
+                "context_length_exceeded",
+            )
+        budget = wanted.budget if wanted.budget is not None else room if room is not None else DEFAULT_TOKENS
+        if room is not None:
+            budget = min(budget, room)
+        try:
+            ends = ends_of(self.target, budget, (*wanted.stops, *self._own_stops), ignore_eos=wanted.ignore_eos)
+            choosing = self._choosing(_sampling(wanted, self.target.vocab_size))
+        except MedusaError as error:
+            raise ApiError(400, error.message) from error
+        requests = self._requests(wanted, prompts, ends, choosing)
+        kind = "chatcmpl" if isinstance(wanted, ChatRequest) else "cmpl"
+        return Call(
+            f"{kind}-{uuid.uuid4().hex}",
+            int(time.time()),
+            wanted,
+            Asked(client, requests, deliver, wanted.num_logprobs),
+            [Choice(ends.stream()) for _ in requests],
+            sum(map(len, prompts)),
+        )
+
+    def words_of(self, token: int) -> str:
+        """One token as text."""
+        return str(self.target.tokenizer.decode([token], clean_up_tokenization_spaces=False))
+
+    def _prompts(self, wanted: Wanted) -> list[list[int]]:
+        """Ids of each prompt. Raises ApiError."""
+        try:
+            if isinstance(wanted, ChatRequest):
+                return [ids_of(self.target, [message.message() for message in wanted.messages])]
+            assert isinstance(wanted, CompletionRequest)
+            prompts = [self._ids(prompt) for prompt in wanted.prompts]
+            self.target.check_ids(prompts)
+        except MedusaError as error:
+            raise ApiError(400, error.message) from error
+        return prompts
+
+    def _ids(self, prompt: str | list[int]) -> list[int]:
+        return prompt if isinstance(prompt, list) else list(self.target.tokenizer(prompt)["input_ids"])
+
+    def _requests(self, wanted: Wanted, prompts: Sequence[list[int]], ends: Ends, choosing: Choosing) -> list[Request]:
+        """Each prompt `n` times, each with random numbers of its own."""
+        seed = wanted.seed if wanted.seed is not None else uuid.uuid4().int
+        return [
+            Request(prompt, ends.limits, choosing, Stream(seed, place * wanted.n + number), wanted.speculate)
+            for place, prompt in enumerate(prompts)
+            for number in range(wanted.n)
+        ]
+
+
+DEFAULT_TOKENS = 1024  # of a reply, where neither the request nor the model bounds it
+
+
+def _sampling(wanted: Wanted, vocab_size: int) -> Sampling:
+    """How tokens are chosen. OpenAI's default temperature is 1."""
+    bias = tuple(sorted(_bias(wanted, vocab_size)))
+    temperature = 1.0 if wanted.temperature is None else wanted.temperature
+    return Sampling(
+        temperature=0.0 if temperature < COLDEST else temperature,
+        top_p=wanted.top_p,
+        top_k=wanted.top_k,
+        min_p=wanted.min_p,
+        repetition_penalty=wanted.repetition_penalty,
+        presence_penalty=wanted.presence_penalty,
+        frequency_penalty=wanted.frequency_penalty,
+        logit_bias=bias,
+    )
+
+
+def _bias(wanted: Wanted, vocab_size: int) -> list[tuple[int, float]]:
+    found = []
+    for token, bias in (wanted.logit_bias or {}).items():
+        if not token.isascii() or not token.isdigit() or int(token) >= vocab_size:
+            raise ApiError(400, f"logit_bias: {token!r} is no token of this model", "logit_bias", "invalid_value")
+        found.append((int(token), bias))
+    return found
+
+
+def _choosing(sampling: Sampling, target: Target) -> Choosing:
+    chosen = load_choosing(sampling, target)
+    return Choosing(chosen.rule, chosen.shaping)
