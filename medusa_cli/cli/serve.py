@@ -94,7 +94,7 @@ def command(
     ] = None,
     threads: options.Threads = None,
     config: options.Config = None,
-    output: options.Output,
+    quiet: options.Quiet = False,
 ) -> None:
     """Serve the model over HTTP as OpenAI's API does; every reply is word for word the model's own."""
     from medusa_cli.assemble import check_choice, find_heads, load_drafter, load_target_for
@@ -111,7 +111,7 @@ def command(
         drafter = "suffix"
     choice = guessing.choice(drafter)
     check_choice(choice, recipe.target.model)
-    console = output.console
+    console = Console(quiet=quiet)
 
     def load() -> "tuple[Target, Drafter]":
         found = load_target_for(choice, recipe.target)

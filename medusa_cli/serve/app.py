@@ -180,9 +180,11 @@ async def _answer(state: State, request: Request, kind: type[Wanted]) -> Respons
     wanted = parsed(kind, await _body(request, state.policy.body_bytes))
     news: asyncio.Queue[News] = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    call = await asyncio.to_thread(
-        service.call, wanted, _client(request), lambda each: loop.call_soon_threadsafe(news.put_nowait, each)
-    )
+
+    def deliver(each: News) -> None:
+        loop.call_soon_threadsafe(news.put_nowait, each)
+
+    call = await asyncio.to_thread(service.call, wanted, _client(request), deliver)
     try:
         service.worker.submit(call.asked)
     except Busy as error:

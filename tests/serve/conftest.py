@@ -1,6 +1,7 @@
 """A real server over a tiny random model, on a port of its own; and one text of it written alone."""
 
 import asyncio
+import json
 import socket
 import threading
 import time
@@ -42,7 +43,7 @@ class Served:
 
     def post(self, path: str, document: Any, **settings: Any) -> httpx.Response:
         with self.client() as client:
-            return client.post(path, json=document, **settings)
+            return client.post(path, content=json.dumps(document), **settings)
 
     def plain(self, prompt: Sequence[int], max_tokens: int, stops: Sequence[str] = ()) -> list[int]:
         """The greedy text after these ids, written alone and without guesses."""
