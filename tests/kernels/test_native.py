@@ -54,15 +54,19 @@ def test_threads_that_ask_at_once_get_one_compilation(source: Path, monkeypatch:
     assert compiled == [source]
 
 
-def test_what_is_compiled_ahead_is_there_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_compiled_ahead_is_there_when_it_is_asked_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for functions in (blocks.functions, attend.function):
         functions.cache_clear()
     compile_ahead()
     (thread,) = (each for each in threading.enumerate() if each.name == "medusa-compile")
     thread.join()
-    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
+    ahead = {file.name.partition("-")[0] for file in (home / "code" / "kernels").iterdir()}
+    compiled: list[Path] = []
+    monkeypatch.setattr(native, "_compile", lambda source, *_: compiled.append(source))
     blocks.functions()
     attend.function()
+    assert ahead == {"blocks", "attend"}
+    assert compiled == []
 
 
 def test_who_has_no_compiler_is_not_told_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
