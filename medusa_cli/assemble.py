@@ -89,16 +89,17 @@ class DrafterChoice:
 
 def check_choice(choice: DrafterChoice, model: str) -> None:
     """Raise what is wrong with the flags, the heads' place or the tree before a model of gigabytes is loaded."""
-    _check_wishes(choice)
     folder = _folder(choice, model)
+    _check_wishes(choice, folder)
     if folder is not None and not choice.finds_own_tree:
         _choose_tree(choice, folder)
 
 
-def _check_wishes(choice: DrafterChoice) -> None:
+def _check_wishes(choice: DrafterChoice, folder: Path | None) -> None:
     """Raise RecipeError for a model that is missing, and for a model or a memory that nobody uses."""
     named = choice.wishes.draft_model is not None
-    if choice.wishes.memory is not None and "suffix" not in choice.part.sources:
+    copies = "suffix" in choice.part.sources and choice.speculate != "off"
+    if choice.wishes.memory is not None and not (copies and _gathers(choice, folder)):
         raise RecipeError(
             "--suffix-memory is given, and nobody copies from it", "add --drafter suffix, or mixed:medusa,suffix"
         )
@@ -109,6 +110,12 @@ def _check_wishes(choice: DrafterChoice) -> None:
             f"--draft-model is given, and {choice.name or 'the default drafter'} runs no model",
             "add --drafter model, or --drafter llama-cpp for a .gguf file",
         )
+
+
+def _gathers(choice: DrafterChoice, folder: Path | None) -> bool:
+    """Whether guesses are gathered under one budget, those of heads too: no tree was named, or none can be."""
+    by_pace = choice.speculate == "auto" and choice.tree is None and choice.tree_size is None
+    return choice.finds_own_tree or (folder is not None and by_pace)
 
 
 def load_target_for(choice: DrafterChoice, settings: TargetSettings) -> Target:
@@ -143,16 +150,15 @@ def adapter_of(folder: Path | None) -> StoredAdapter | None:
 
 def load_drafter(choice: DrafterChoice, target: Target) -> Drafter:
     """The drafter asked for, its heads bound to the target and its tree checked against them."""
-    _check_wishes(choice)
     folder = _folder(choice, target.name)
+    _check_wishes(choice, folder)
     if choice.speculate == "off" or (folder is None and not choice.finds_own_tree):
         return NoDrafter()
     heads = read_heads(folder, target) if folder is not None else None
     if heads is not None:
         _check_kind(choice, heads)
         lay_out_heads(heads, target)
-    by_pace = choice.speculate == "auto" and choice.tree is None and choice.tree_size is None
-    if choice.finds_own_tree or by_pace:
+    if _gathers(choice, folder):
         return _gathering(choice, heads, target)
     assert heads is not None
     assert folder is not None

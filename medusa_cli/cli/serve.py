@@ -106,6 +106,8 @@ def command(
     from medusa_cli.serve.run import Serving, serve
 
     recipe = load_recipe(config, (), target)
+    if guessing.suffix_memory is not None:
+        raise typer.BadParameter("--suffix-memory would copy one client's replies for another: leave it out of serve")
     policy = listening.policy()
     if drafter is None and guessing.heads is None and find_heads(None, recipe.target.model) is None:
         drafter = "suffix"

@@ -6,8 +6,8 @@ import hmac
 import json
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,17 +15,21 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from medusa_cli.errors import MedusaError
 from medusa_cli.serve import documents
 from medusa_cli.serve.errors import ApiError
-from medusa_cli.serve.metrics import Metrics
+from medusa_cli.serve.metrics import Followed, Metrics
 from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted, parsed
 from medusa_cli.serve.service import Call, Service
 from medusa_cli.serve.worker import Busy, Closed, Logprob, News
 from medusa_cli.util.plain_json import parse_json
 
 logger = logging.getLogger(__name__)
+
+Following = AsyncGenerator[tuple[int, str, list[Logprob] | None], None]
+"""(index of the text, words, logprobs) as texts grow"""
 
 
 @dataclass(frozen=True)
@@ -198,8 +202,25 @@ async def _answer(state: State, request: Request, kind: type[Wanted]) -> Respons
     headers = {"X-Request-Id": call.id}
     following = _following(state, call, news, told)
     if wanted.stream:
-        return StreamingResponse(_events(service, call, following), 200, headers, "text/event-stream")
+        return _Stream(_events(service, call, following), lambda: service.worker.cancel(call.asked), headers=headers)
     return await _whole(service, call, following, request, headers)
+
+
+class _Stream(StreamingResponse):
+    """Server-sent events; `free` is called at their end, also where the client left before the first."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[str], free: Callable[[], None], headers: Mapping[str, str]) -> None:
+        super().__init__(events, headers=headers)
+        self._free = free
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all of it."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._free()
 
 
 def _client(request: Request) -> str:
@@ -208,24 +229,24 @@ def _client(request: Request) -> str:
     return digest_of(key).hex() if key else request.client.host if request.client else uuid.uuid4().hex
 
 
-async def _following(
-    state: State, call: Call, news: asyncio.Queue[News], told: Any
-) -> AsyncIterator[tuple[int, str, list[Logprob] | None]]:
+async def _following(state: State, call: Call, news: asyncio.Queue[News], told: Followed) -> Following:
     """(index, words, logprobs) as texts grow; who stops reading frees the rows. Raises ApiError."""
     assert state.service is not None
-    left = len(call.choices)
+    left, ends = len(call.choices), asyncio.get_running_loop().time() + state.policy.timeout_s
     try:
-        async with asyncio.timeout(state.policy.timeout_s):
-            while left:
-                each = await news.get()
-                if each.error is not None:
-                    raise ApiError(500, each.error, None, "generation_failed")
-                words = call.choices[each.index].feed(each)
-                left -= each.finish_reason is not None
-                told.saw(each)
-                yield each.index, words, each.logprobs
-    except TimeoutError as error:
-        raise ApiError(408, f"the answer took longer than {state.policy.timeout_s:g} s", None, "timeout") from error
+        while left:
+            # a time-out around all of it would cancel whoever reads, in the middle of sending
+            try:
+                each = await asyncio.wait_for(news.get(), ends - asyncio.get_running_loop().time())
+            except TimeoutError as error:
+                told_s = f"{state.policy.timeout_s:g}"
+                raise ApiError(408, f"the answer took longer than {told_s} s", None, "timeout") from error
+            if each.error is not None:
+                raise ApiError(500, each.error, None, "generation_failed")
+            words = call.choices[each.index].feed(each)
+            left -= each.finish_reason is not None
+            told.saw(each)
+            yield each.index, words, each.logprobs
     finally:
         state.service.worker.cancel(call.asked)
         told.ended()
@@ -234,7 +255,7 @@ async def _following(
 async def _whole(
     service: Service,
     call: Call,
-    following: AsyncIterator[tuple[int, str, list[Logprob] | None]],
+    following: Following,
     request: Request,
     headers: dict[str, str],
 ) -> Response:
@@ -242,9 +263,10 @@ async def _whole(
     texts, logprobs = [""] * len(call.choices), [list[Logprob]() for _ in call.choices]
 
     async def gather() -> None:
-        async for index, words, more in following:
-            texts[index] += words
-            logprobs[index] += more or []
+        async with aclosing(following):
+            async for index, words, more in following:
+                texts[index] += words
+                logprobs[index] += more or []
 
     gathering = asyncio.ensure_future(gather())
     gone = asyncio.ensure_future(_gone(request))
@@ -269,20 +291,19 @@ async def _gone(request: Request) -> None:
         pass
 
 
-async def _events(
-    service: Service, call: Call, following: AsyncIterator[tuple[int, str, list[Logprob] | None]]
-) -> AsyncIterator[str]:
+async def _events(service: Service, call: Call, following: Following) -> AsyncIterator[str]:
     """The answer as server-sent events."""
     head = documents.head(call, service.name, chunk=True)
     begun: set[int] = set()
     extra: dict[str, Any] = {"usage": None} if call.wanted.includes_usage else {}
     try:
-        async for index, words, logprobs in following:
-            if words or logprobs or index not in begun or call.choices[index].finish_reason:
+        async with aclosing(following):
+            async for index, words, logprobs in following:
                 first = index not in begun
-                begun.add(index)
-                choice = documents.chunk_of(call, index, words, logprobs, service.words_of, first=first)
-                yield _event({**head, "choices": [choice], **extra})
+                if words or logprobs or first or call.choices[index].finish_reason:
+                    begun.add(index)
+                    choice = documents.chunk_of(call, index, words, logprobs, service.words_of, first=first)
+                    yield _event({**head, "choices": [choice], **extra})
         if call.wanted.includes_usage:
             yield _event({**head, "choices": [], **documents.ended(call)})
         yield "data: [DONE]\n\n"

@@ -1,6 +1,7 @@
 """Answers in OpenAI's forms: whole ones, and the chunks of a stream."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 from medusa_cli.serve.schema import ChatRequest
@@ -25,7 +26,7 @@ def chunk_of(
 ) -> dict[str, Any]:
     """One entry of `choices`: words that have come, and how the text ended if it has."""
     reason = call.choices[index].finish_reason
-    told = _logprobs(call, logprobs, words)
+    told = _logprobs(call, index, logprobs, words)
     if isinstance(call.wanted, ChatRequest):
         delta: dict[str, Any] = {"role": "assistant", "content": text} if first else {"content": text} if text else {}
         return {"index": index, "delta": delta, "logprobs": told, "finish_reason": reason}
@@ -35,7 +36,7 @@ def chunk_of(
 def choice_of(call: Call, index: int, text: str, logprobs: Sequence[Logprob] | None, words: Words) -> dict[str, Any]:
     """One entry of `choices` of a whole answer."""
     reason = call.choices[index].finish_reason
-    told = _logprobs(call, logprobs, words)
+    told = _logprobs(call, index, logprobs, words)
     if isinstance(call.wanted, ChatRequest):
         message = {"role": "assistant", "content": text, "refusal": None}
         return {"index": index, "message": message, "logprobs": told, "finish_reason": reason}
@@ -47,8 +48,8 @@ def ended(call: Call) -> dict[str, Any]:
     return {"usage": call.usage(), "speculation": call.speculation()}
 
 
-def _logprobs(call: Call, logprobs: Sequence[Logprob] | None, words: Words) -> dict[str, Any] | None:
-    """The chat's form, or the older one of completions; None where nobody asked."""
+def _logprobs(call: Call, index: int, logprobs: Sequence[Logprob] | None, words: Words) -> dict[str, Any] | None:
+    """The chat's form, or the older one of completions, whose places count on from chunk to chunk; None: not asked."""
     if logprobs is None or call.wanted.num_logprobs is None:
         return None
     if isinstance(call.wanted, ChatRequest):
@@ -60,11 +61,13 @@ def _logprobs(call: Call, logprobs: Sequence[Logprob] | None, words: Words) -> d
             "refusal": None,
         }
     texts = [words(each.token) for each in logprobs]
+    offsets = list(accumulate(map(len, texts), initial=call.choices[index].told))
+    call.choices[index].told = offsets.pop()
     return {
         "tokens": texts,
         "token_logprobs": [each.logprob for each in logprobs],
         "top_logprobs": [{words(token): value for token, value in each.top} for each in logprobs],
-        "text_offset": [sum(map(len, texts[:place])) for place in range(len(texts))],
+        "text_offset": offsets,
     }
 
 

@@ -33,6 +33,7 @@ class Choice:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    told: int = 0  # characters of the tokens whose logprobs have been told
 
     def feed(self, news: News) -> str:
         """The words that the news brings."""

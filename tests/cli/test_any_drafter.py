@@ -120,6 +120,24 @@ def test_a_memory_of_another_model_is_refused(model: str, tmp_path: Path, capsys
     assert "holds replies of another model" in capsys.readouterr().err.replace("\n", " ")
 
 
+@pytest.mark.parametrize("others", [(), ("--drafter", "none"), ("--drafter", "suffix", "--speculate", "off")])
+def test_a_memory_that_nobody_copies_from_is_refused(
+    model: str, others: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert write(model, "--suffix-memory", str(tmp_path / "replies"), *others) == 1
+    assert "nobody copies from it" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_what_two_clients_or_two_arms_must_not_share_is_a_usage_error(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "-m", model, "--suffix-memory", str(tmp_path / "replies")]) == 2
+    assert "one client's replies for another" in " ".join(capsys.readouterr().err.split())
+    drafting = ("--drafter", "llama-cpp", "--draft-model", "x.gguf", "--compare", "llama-cpp")
+    assert main(["bench", "-m", model, *drafting]) == 2
+    assert "two arms of one name" in " ".join(capsys.readouterr().err.split())
+
+
 def test_python_takes_a_function(model: str) -> None:
     plain = medusa.load(model, drafter="none", device="cpu").generate("w5 w6 w7", max_new_tokens=12, ignore_eos=True)
     asked: list[Sequence[int]] = []

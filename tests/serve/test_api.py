@@ -123,6 +123,11 @@ def test_logprobs_are_the_targets_own(served: Served) -> None:
     older = served.post(WORDS, GO | {"logprobs": 2}).json()["choices"][0]["logprobs"]
     assert len(older["tokens"]) == len(older["token_logprobs"]) == len(older["top_logprobs"]) == 8
     assert older["text_offset"][0] == 0
+    streamed = events(served.post(WORDS, GO | {"logprobs": 2, "stream": True}).text)
+    offsets = [
+        each for chunk in streamed for each in (chunk["choices"][0]["logprobs"] or {"text_offset": []})["text_offset"]
+    ]
+    assert offsets == older["text_offset"], "they count on from chunk to chunk"
     streamed = events(served.post(CHAT, HI | {"logprobs": True, "stream": True}).text)
     told = [each for chunk in streamed for each in (chunk["choices"][0]["logprobs"] or {"content": []})["content"]]
     assert [each["logprob"] for each in told] == [place["logprob"] for place in places]
