@@ -119,9 +119,14 @@ def command(
         found = load_target_for(choice, recipe.target)
         return found, load_drafter(choice, found)
 
-    _warn(listening, console)
+    def say_open() -> None:
+        _warn(listening, console)
+        health = f"http://{listening.host}:{listening.port}/health"
+        console.info(f"loading {recipe.target.model}; {health} says when it is done")
+
     serving = Serving(
         load,
+        say_open,
         listening.host,
         listening.port,
         policy,
@@ -130,7 +135,6 @@ def command(
         rows.max_num_seqs,
         rows.max_queue,
     )
-    console.info(f"loading {recipe.target.model}; http://{listening.host}:{listening.port}/health says when it is done")
     serve(serving, lambda service: _say(service, listening, console))
 
 

@@ -25,22 +25,21 @@ def chunk_of(
     call: Call, index: int, text: str, logprobs: Sequence[Logprob] | None, words: Words, *, first: bool
 ) -> dict[str, Any]:
     """One entry of `choices`: words that have come, and how the text ended if it has."""
-    reason = call.choices[index].finish_reason
-    told = _logprobs(call, index, logprobs, words)
-    if isinstance(call.wanted, ChatRequest):
-        delta: dict[str, Any] = {"role": "assistant", "content": text} if first else {"content": text} if text else {}
-        return {"index": index, "delta": delta, "logprobs": told, "finish_reason": reason}
-    return {"index": index, "text": text, "logprobs": told, "finish_reason": reason}
+    delta = {"role": "assistant", "content": text} if first else {"content": text} if text else {}
+    return _entry(call, index, {"delta": delta}, text, _logprobs(call, index, logprobs, words))
 
 
 def choice_of(call: Call, index: int, text: str, logprobs: Sequence[Logprob] | None, words: Words) -> dict[str, Any]:
     """One entry of `choices` of a whole answer."""
-    reason = call.choices[index].finish_reason
-    told = _logprobs(call, index, logprobs, words)
-    if isinstance(call.wanted, ChatRequest):
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": told, "finish_reason": reason}
-    return {"index": index, "text": text, "logprobs": told, "finish_reason": reason}
+    message = {"role": "assistant", "content": text, "refusal": None}
+    return _entry(call, index, {"message": message}, text, _logprobs(call, index, logprobs, words))
+
+
+def _entry(
+    call: Call, index: int, of_chat: dict[str, Any], text: str, logprobs: dict[str, Any] | None
+) -> dict[str, Any]:
+    body = of_chat if isinstance(call.wanted, ChatRequest) else {"text": text}
+    return {"index": index, **body, "logprobs": logprobs, "finish_reason": call.choices[index].finish_reason}
 
 
 def ended(call: Call) -> dict[str, Any]:

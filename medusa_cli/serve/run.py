@@ -26,12 +26,14 @@ class Serving:
     """What is served, and where.
 
     load          makes the target and its drafter, on a thread of its own
+    on_open       told that the port is open and loading begins
     name          that clients call the model by; None: the target's
     max_rows      texts side by side
     max_waiting   texts that wait for a row at most
     """
 
     load: Callable[[], tuple[Target, Drafter]]
+    on_open: Callable[[], None]
     host: str
     port: int
     policy: Policy
@@ -42,7 +44,11 @@ class Serving:
 
 
 def serve(serving: Serving, on_ready: Callable[[Service], None]) -> None:
-    """Serve until a signal ends it. Raises what loading raises, once the port is closed again."""
+    """Serve until a signal ends it.
+
+    Raises DataError where the port can't be had, and what loading raises, once the port is closed again.
+    """
+    listening = _listen(serving.host, serving.port)
     state, failed = State(serving.policy), list[BaseException]()
 
     def load() -> Service:
@@ -53,6 +59,8 @@ def serve(serving: Serving, on_ready: Callable[[Service], None]) -> None:
         return Service(target, worker, serving.name or target.name, serving.max_model_len)
 
     async def begin() -> None:
+        serving.on_open()
+
         async def loading() -> None:
             try:
                 state.service = await asyncio.to_thread(load)
@@ -69,7 +77,7 @@ def serve(serving: Serving, on_ready: Callable[[Service], None]) -> None:
         if state.service is not None:
             await asyncio.to_thread(state.service.worker.close, DRAIN_S)
 
-    app, listening = make_app(state, begin, end), _listen(serving.host, serving.port)
+    app = make_app(state, begin, end)
     server = uvicorn.Server(
         uvicorn.Config(
             app, serving.host, serving.port, log_config=None, access_log=False, timeout_graceful_shutdown=int(DRAIN_S)

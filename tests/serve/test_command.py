@@ -1,0 +1,91 @@
+"""`medusa serve` as a process: it opens its port, loads, answers, and ends when it is told to; and wrong flags."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from medusa_cli.cli.app import main
+from tests.tiny_folders import CHAT_TEMPLATE, save_tiny
+
+ROOT = Path(__file__).parents[2]
+HI = {"messages": [{"role": "user", "content": "w5 w6"}], "temperature": 0, "max_tokens": 5}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny(tmp_path_factory.mktemp("serve") / "tiny", chat_template=CHAT_TEMPLATE))
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_it_answers_who_has_a_key_and_ends_when_told_to(model: str, tmp_path: Path) -> None:
+    keys, port = tmp_path / "keys", free_port()
+    keys.write_text("first\nsecond\n", encoding="utf-8")
+    command = ["serve", "-m", model, "--port", str(port), "--api-key", str(keys), "--device", "cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "medusa_cli", *command, "--served-model-name", "mine", "--max-num-seqs", "2"],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            ends = time.monotonic() + 120
+            while not _is_ready(client):
+                assert process.poll() is None
+                assert time.monotonic() < ends
+                time.sleep(0.1)
+            assert client.post("/v1/chat/completions", json=HI).status_code == 401
+            answer = client.post("/v1/chat/completions", json=HI, headers={"Authorization": "Bearer second"})
+            assert answer.status_code == 200
+            assert answer.json()["model"] == "mine"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        told = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGTERM, "the signal is handed on once all is done, as shells expect"
+    assert f"mine is served at http://127.0.0.1:{port}/v1" in told
+    assert "first" not in told
+    assert "Traceback" not in told
+
+
+def _is_ready(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
+def test_what_can_not_be_served_is_told(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "empty"
+    empty.touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        for flags, told in (
+            (("--port", port), f"can't listen at 127.0.0.1:{port}"),
+            (("--host", "999.1.1.1"), "can't listen at 999.1.1.1:8000"),
+            (("--api-key", str(tmp_path / "nowhere")), "the file of keys can't be read"),
+            (("--api-key", str(empty)), "holds no key"),
+            (("--drafter", "model"), "needs a model that guesses"),
+        ):
+            assert main(["serve", "-m", model, *flags]) == 1
+            err = capsys.readouterr().err
+            assert told in " ".join(err.split())
+            assert err.startswith("error: ")
+            assert "\n hint: " in err
+    assert main(["serve", "-m", model, "--port", "70000"]) == 2
+
+
+def test_a_model_that_does_not_load_ends_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "-m", str(tmp_path / "nowhere"), "--port", str(free_port())]) == 1
+    assert "nowhere" in capsys.readouterr().err
