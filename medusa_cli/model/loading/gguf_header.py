@@ -14,6 +14,7 @@ from medusa_cli.errors import TargetError
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_SIZES = ("block_count", "embedding_length")  # that the specification asks of every architecture
 _F32 = 0
 _WORDS = "tokenizer.ggml.tokens"
 _FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -43,7 +44,10 @@ class Header:
 
 
 def refuse_unread(path: Path) -> None:
-    """Raise TargetError for what the library would read without a word, and wrongly: parts, and scaled positions."""
+    """Raise TargetError for what the library would read without a word, and wrongly.
+
+    Parts of a model, scaled positions, and sizes that aren't there: it takes those of some large model instead.
+    """
     header = read_header(path)
     if header is None:  # damaged: its loader says how
         return
@@ -53,6 +57,10 @@ def refuse_unread(path: Path) -> None:
             f"{path} is part {number + 1} of {parts} of a model",
             f"merge them: llama-gguf-split --merge {_first_part(path, parts)} whole.gguf",
         )
+    kind = header.values.get("general.architecture")
+    missing = [key for name in _SIZES if (key := f"{kind}.{name}") not in header.values]
+    if missing:
+        raise TargetError(f"{path} doesn't say its sizes: {', '.join(missing)}", _DAMAGED)
     blocks = max((_whole(value) for key, value in header.values.items() if key.endswith(".block_count")), default=0)
     if blocks > header.num_tensors:
         raise TargetError(

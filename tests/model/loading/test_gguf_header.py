@@ -87,6 +87,16 @@ def test_one_part_of_several_is_named_with_the_way_to_merge(tmp_path: Path) -> N
     assert "is part 1 of 3" in refusal(tmp_path).message, "a folder of parts is no choice of several models"
 
 
+@pytest.mark.parametrize("key", ["llama.block_count", "llama.embedding_length"])
+def test_a_size_that_is_not_there_is_refused_before_a_large_model_is_made_up(key: str, tmp_path: Path) -> None:
+    file = save_gguf(tmp_path / "tiny.gguf")
+    damaged = file.read_bytes().replace(key.encode(), key.replace("_", "-").encode(), 1)
+    file.write_bytes(damaged)
+    error = refusal(file)
+    assert f"doesn't say its sizes: {key}" in error.message
+    assert "damaged or incomplete" in error.hint
+
+
 @pytest.mark.parametrize("kept", [5, 30, 400])
 def test_a_header_that_is_cut_short_is_none(kept: int, tmp_path: Path) -> None:
     file = save_gguf(tmp_path / "tiny.gguf")
