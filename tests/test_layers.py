@@ -14,7 +14,7 @@ LAYERS = (
     ("kernels", "trees", "config"),
     ("contracts",),
     ("heads", "model"),
-    ("drafters", "acceptance", "formats", "data"),
+    ("drafters", "acceptance", "formats", "data", "prefix"),
     ("decode", "train"),
     ("registry",),
     ("assemble",),

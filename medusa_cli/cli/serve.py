@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from medusa_cli.contracts import Drafter
     from medusa_cli.model.target import Target
     from medusa_cli.serve.app import Policy
+    from medusa_cli.serve.pools import PoolSettings
     from medusa_cli.serve.service import Service
 
 
@@ -83,10 +84,44 @@ class Rows:
     ] = 256
 
 
+@dataclass(frozen=True)
+class Pool:
+    """What is kept of prompts that were read."""
+
+    prefix_pool: Annotated[
+        str,
+        typer.Option(
+            "--prefix-pool",
+            metavar="POOL",
+            help="Where keys and values of prompts are kept: memory:2GB, redis://host:6379, both by a comma, or none.",
+        ),
+    ] = "memory:1GB"
+    pool_secret: Annotated[
+        str | None,
+        typer.Option(
+            "--pool-secret",
+            envvar="MEDUSA_POOL_SECRET",
+            metavar="SECRET|FILE",
+            help="Signs what is shared: nobody without it can write what is read. [default: not signed]",
+        ),
+    ] = None
+    pool_lifetime: Annotated[
+        float, typer.Option("--pool-lifetime", min=1.0, metavar="SECONDS", help="Of what is shared.")
+    ] = 86400.0
+
+    def settings(self) -> "PoolSettings | None":
+        """As the server takes them. Raises DataError."""
+        from medusa_cli.serve.pools import PoolSettings
+
+        secrets = _keys(self.pool_secret, "secret")
+        return PoolSettings.of(self.prefix_pool, secrets[0].encode() if secrets else None, self.pool_lifetime)
+
+
 def command(
     *,
     listening: Listening,
     rows: Rows,
+    pool: Pool,
     target: options.Target,
     guessing: options.Guessing,
     drafter: Annotated[
@@ -108,7 +143,7 @@ def command(
     recipe = load_recipe(config, (), target)
     if guessing.suffix_memory is not None:
         raise typer.BadParameter("--suffix-memory would copy one client's replies for another: leave it out of serve")
-    policy = listening.policy()
+    policy, pool_settings = listening.policy(), pool.settings()
     if drafter is None and guessing.heads is None and find_heads(None, recipe.target.model) is None:
         drafter = "suffix"
     choice = guessing.choice(drafter)
@@ -134,6 +169,7 @@ def command(
         rows.max_model_len,
         rows.max_num_seqs,
         rows.max_queue,
+        pool_settings,
     )
     serve(serving, lambda service: _say(service, listening, console))
 
@@ -149,7 +185,7 @@ def _warn(listening: Listening, console: Console) -> None:
         console.warn(f"{listening.host} can be reached from other machines, and no --api-key is asked for")
 
 
-def _keys(given: str | None) -> Sequence[str]:
+def _keys(given: str | None, noun: str = "key") -> Sequence[str]:
     """The keys themselves, or those in a file."""
     if not given:
         return ()
@@ -160,8 +196,8 @@ def _keys(given: str | None) -> Sequence[str]:
         keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"the file of keys can't be read: {error}", "name a text file with a key on each line"
+            f"the file of {noun}s can't be read: {error}", f"name a text file with a {noun} on each line"
         ) from error
     if not keys:
-        raise DataError(f"{file} holds no key", "write one on each line")
+        raise DataError(f"{file} holds no {noun}", "write one on each line")
     return keys

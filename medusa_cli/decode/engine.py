@@ -17,6 +17,7 @@ from medusa_cli.decode.admission import Queue, Room, check_prompt
 from medusa_cli.decode.debug import Watch
 from medusa_cli.decode.finite import NotFinite, error_of
 from medusa_cli.decode.memory import columns_for
+from medusa_cli.decode.prefixes import Prefixes
 from medusa_cli.decode.rows import Limits, Row, Rows
 from medusa_cli.decode.step import take_step
 from medusa_cli.drafters.switched import SilentDrafter, SwitchedDrafter
@@ -33,6 +34,7 @@ class Request:
     choosing    how its tokens are chosen; requests that hold the same object are decided together
     stream      its random numbers; a text's draws depend on nothing else
     speculate   False: this text gets no guesses, whatever the others get
+    owner       whose text it is: what was read for one is never lent to another
     """
 
     prompt: Sequence[int]
@@ -40,6 +42,7 @@ class Request:
     choosing: Choosing = GREEDY
     stream: Stream = field(default_factory=Stream)
     speculate: bool = True
+    owner: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,8 @@ class Stats:
 class Engine:
     """Writes the texts that were asked for, up to `max_rows` side by side.
 
-    columns   of the cache that there is memory for, over all rows; None: any number. Texts that can't fit now wait
+    columns    of the cache that there is memory for, over all rows; None: any number. Texts that can't fit now wait
+    prefixes   what was read of prompts before, by this engine or others
     """
 
     def __init__(
@@ -90,8 +94,10 @@ class Engine:
         watches: Sequence[Watch] = (),
         on_read: OnRead | None = None,
         columns: int | None = None,
+        prefixes: Prefixes | None = None,
     ) -> None:
         assert max_rows > 0
+        self._prefixes = prefixes
         self._on_read = on_read
         self._target = target
         target.stock.layer_inputs.check(drafter.taps)
@@ -127,7 +133,7 @@ class Engine:
         name   what messages call its prompt
         """
         check_prompt(self._target, request.prompt, request.limits, name)
-        chosen = request.limits, request.choosing, request.stream, request.speculate
+        chosen = request.limits, request.choosing, request.stream, request.speculate, request.owner
         row = Row(self._next_key, list(request.prompt), len(request.prompt), *chosen)
         self._queue.check(row, name)
         return row
@@ -183,6 +189,10 @@ class Engine:
         """Give waiting texts rows behind the active ones; nothing is read yet."""
         rows = self._rows_for(joining)
         rows.lend_prefix(joining, self._target.tables.lendable)
+        for place, row in enumerate(joining, start=len(rows.active)):
+            if self._prefixes is not None:
+                self._prefixes.lend(rows.cache, place, row)
+            row.lent = rows.cache.lengths[place]
         self._reading = list(joining)
         self._progress = Progress(self._on_read, sum(len(row.tokens) - held for row, held in self._held()))
 
@@ -214,6 +224,9 @@ class Engine:
         joined = slice(len(rows.active) - len(whole), len(rows.active))
         prompts = [row.tokens[: row.prompt_tokens] for row in whole]
         self._drafter.join(joined.start, prompts, rows.cache.read_taps(joined))
+        if self._prefixes is not None:
+            for place, row in enumerate(whole, start=joined.start):
+                self._prefixes.keep(rows.cache, place, row)
         return [Gain(row, row.new_tokens, seen.hidden_BNH[index]) for index, row in enumerate(whole)]
 
     def _read_alone(self, whole: Sequence[Row]) -> list[Gain]:
@@ -221,8 +234,10 @@ class Engine:
         rows = self._rows
         assert rows is not None
         first = len(rows.active)
-        for place in range(first, first + len(whole)):
+        for place, row in enumerate(whole, start=first):
             rows.cache.drop(place)
+            if self._prefixes is not None:
+                self._prefixes.forget(row)
         rows.cache.wipe()
         gains = []
         for row in whole:
@@ -295,6 +310,10 @@ class Engine:
         return self._rows
 
     def _retire(self) -> None:
-        """Take finished rows out, of the drafter's memory too."""
+        """Take finished rows out, of the drafter's memory too; what they hold may begin other prompts."""
+        if self._rows is not None and self._prefixes is not None:
+            for place, row in enumerate(self._rows.active):
+                if row.finish_reason is not None and row.error is None:
+                    self._prefixes.keep(self._rows.cache, place, row)
         if self._rows is not None and (finished := self._rows.retire(self._drafter)):
             self._rows.cache.close_gap(len(self.active), len(finished), len(self.active) + len(self._reading))

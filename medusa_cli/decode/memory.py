@@ -67,11 +67,19 @@ def columns_for(target: Target, text: int, num_nodes: int) -> int:
 
 
 def free_columns(
-    target: Target, prompts: Sequence[Sequence[int]], limits: Limits, max_rows: int, drafter: Drafter
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    limits: Limits,
+    max_rows: int,
+    drafter: Drafter,
+    *,
+    reserved: int = 0,
 ) -> int | None:
     """Columns, over all rows, that fit into the memory that is free now, beside the largest forward over such texts.
 
     None where nobody can tell. A layer that takes another shape is there twice for a moment.
+
+    reserved   bytes of it that others will take
     """
     free = _free(target)
     if free is None:
@@ -82,7 +90,7 @@ def free_columns(
     column = target.cache_bytes_per_token * (layers + 1) // layers
     column += len(drafter.taps) * target.hidden_size * target.dtype.itemsize
     forward = _forward_bytes(target, longest, text, max_rows, drafter.size, in_pieces=True)
-    return max(0, (free - forward) // column)
+    return max(0, (free - reserved - forward) // column)
 
 
 def _forward_bytes(target: Target, longest: int, text: int, max_rows: int, num_nodes: int, *, in_pieces: bool) -> int:

@@ -65,6 +65,8 @@ class Row:
     choosing    the rule that decides its tokens, and what reworks logits before it
     stream      where its random numbers come from
     speculate   whether it wants guesses
+    owner       whose it is: texts of others lend it nothing
+    lent        tokens of its prompt that were not read, as their keys and values were there
     error       why it could not be written to its end, where finish_reason is "error"
     """
 
@@ -75,6 +77,8 @@ class Row:
     choosing: Choosing = GREEDY
     stream: Stream = field(default_factory=Stream)
     speculate: bool = True
+    owner: str = ""
+    lent: int = 0
     finish_reason: FinishReason | None = None
     error: TargetError | None = None
     kept: list[int] = field(default_factory=list)
@@ -157,14 +161,14 @@ class Rows:
 
         lendable   how much of what a row holds is as a prompt's own reading would have it
         """
-        first = joining[0].tokens
-        shared = min(min(_same(first, row.tokens), len(row.tokens) - 1) for row in joining)
+        first = joining[0]
+        shared = min(min(_same(first, row), len(row.tokens) - 1) for row in joining)
         place = len(self.active)
         # a row's root is among its tokens and not in the cache
         held = [
             min(
                 shared,
-                _same(first, row.tokens),
+                _same(first, row),
                 *(lendable(row.prompt_tokens, length, len(each.tokens)) for each in joining),
             )
             for row, length in zip(self.active, self.cache.lengths[:place], strict=True)
@@ -264,7 +268,10 @@ def _judged(logits_BNV: Tensor, rows: Sequence[Row]) -> Tensor:
     return judged_BN
 
 
-def _same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two texts begin alike with."""
-    differing = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
-    return next(differing, min(len(one), len(other)))
+def _same(one: Row, other: Row) -> int:
+    """How many tokens two texts of one owner begin alike with: how long a prompt takes must tell others nothing."""
+    if one.owner != other.owner:
+        return 0
+    pairs = zip(one.tokens, other.tokens, strict=False)
+    differing = (place for place, (a, b) in enumerate(pairs) if a != b)
+    return next(differing, min(len(one.tokens), len(other.tokens)))

@@ -5,7 +5,7 @@ Shape letters: B rows, N tree nodes, D places on a path, C cache columns, H key/
 L tapped layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,32 @@ class Place:
     start: int | None  # the first column when all rows have the same length: a plain slice is much cheaper
     used: int  # columns that attention may read: the longest row with its nodes
     nodes: Nodes | None = None  # who is above whom, where attention writes keys and values by itself
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Keys and values of T tokens of one text, on the host; a layer that writes none has none.
+
+    layers   number of the layer -> keys [H, T, E] and values; the number behind the last is the taps'
+    """
+
+    layers: Mapping[int, tuple[Tensor, Tensor]]
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return next((keys.shape[1] for keys, _ in self.layers.values()), 0)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that they take."""
+        return sum(part.numel() * part.element_size() for parts in self.layers.values() for part in parts)
+
+    def behind(self, count: int) -> "Columns":
+        """Those behind the first `count` tokens."""
+        if not count:
+            return self
+        return Columns({number: (keys[:, count:], values[:, count:]) for number, (keys, values) in self.layers.items()})
 
 
 class TreeLayer(CacheLayerMixin):
@@ -263,6 +289,34 @@ class TreeCache(Cache):
                 store[destinations, :, :length] = store[source, :, :length]
         self.lengths[destinations] = [length] * (destinations.stop - destinations.start)
 
+    @torch.inference_mode()
+    def read_columns(self, row: int, start: int, end: int) -> Columns:
+        """A copy of what a row holds of its committed tokens from `start` to `end`."""
+        assert start < end <= self.lengths[row]
+        return Columns(
+            {
+                number: (_on_host(layer.keys[row, :, start:end]), _on_host(layer.values[row, :, start:end]))
+                for number, layer in enumerate((*self.layers, self.taps))
+                if layer.is_initialized
+            }
+        )
+
+    @torch.inference_mode()
+    def append_columns(self, row: int, columns: Columns, device: torch.device) -> None:
+        """Commit what was read elsewhere of a row's next tokens.
+
+        device   of layers that hold nothing yet
+        """
+        start, layers = self.lengths[row], (*self.layers, self.taps)
+        end = start + columns.num_tokens
+        for number, parts in columns.layers.items():
+            layer = layers[number]
+            if not layer.is_initialized:
+                layer.lazy_initialization(*(part[None].to(device) for part in parts))
+            layer.make_room(end)
+            layer.keys[row, :, start:end], layer.values[row, :, start:end] = parts
+        self.lengths[row] = end
+
     def close_gap(self, place: int, count: int, num_rows: int) -> None:
         """Move the rows behind `count` rows that are free, from `place` on, up into them; `num_rows` stay in all."""
         for row in range(place, num_rows):
@@ -296,3 +350,8 @@ class TreeCache(Cache):
         """Memory held by all layers, in bytes."""
         stores = [store for layer in self._written for store in (layer.keys, layer.values)]
         return sum(store.numel() * store.element_size() for store in stores)
+
+
+def _on_host(held: Tensor) -> Tensor:
+    """A copy that shares no memory with the cache."""
+    return held.to("cpu", copy=True).contiguous()

@@ -80,6 +80,10 @@ class RotaryTables:
             return next(changes, length)
         return 0
 
+    def names_table(self, prompt: int) -> str:
+        """What tells the table of a prompt of so many tokens from those of others; asks no module, on any thread."""
+        return str(prompt) if self.change is not None and prompt > self.change else ""
+
     def readings(self, firsts: Sequence[int], lengths: Sequence[int]) -> Iterator[tuple[int, Sequence[int]]]:
         """How often texts must be read to have their states as they were written: from where on, and by which tables.
 

@@ -28,6 +28,8 @@ from medusa_cli.util.plain_json import parse_json
 
 logger = logging.getLogger(__name__)
 
+PREFETCH_S = 1.0  # that a request waits for chunks which are kept elsewhere
+
 Following = AsyncGenerator[tuple[int, str, list[Logprob] | None], None]
 """(index of the text, words, logprobs) as texts grow"""
 
@@ -188,7 +190,11 @@ async def _answer(state: State, request: Request, kind: type[Wanted]) -> Respons
     def deliver(each: News) -> None:
         loop.call_soon_threadsafe(news.put_nowait, each)
 
-    call = await asyncio.to_thread(service.call, wanted, _client(request), deliver)
+    client = _client(request)
+    # where nobody has a key, nobody's texts are hidden from others; an address is no proof of anything
+    owner = client if state.policy.keys else ""
+    call = await asyncio.to_thread(service.call, wanted, client, deliver, owner)
+    await _prefetched(service, call)
     try:
         service.worker.submit(call.asked)
     except Busy as error:
@@ -204,6 +210,17 @@ async def _answer(state: State, request: Request, kind: type[Wanted]) -> Respons
     if wanted.stream:
         return _Stream(_events(service, call, following), lambda: service.worker.cancel(call.asked), headers=headers)
     return await _whole(service, call, following, request, headers)
+
+
+async def _prefetched(service: Service, call: Call) -> None:
+    """Wait for what the prefix pool's store holds of the prompts, but not for long."""
+    future = service.worker.prefetch(call.asked)
+    if future is None:
+        return
+    _, late = await asyncio.wait({asyncio.wrap_future(future)}, timeout=PREFETCH_S)
+    if late:
+        assert service.worker.prefixes is not None
+        await asyncio.to_thread(service.worker.prefixes.pool.interrupt)
 
 
 class _Stream(StreamingResponse):

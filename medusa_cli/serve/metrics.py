@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from medusa_cli.serve.service import Call, Service
-from medusa_cli.serve.worker import News
+from medusa_cli.serve.worker import News, Worker
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
 
@@ -91,6 +91,7 @@ class _EngineCollector(Collector):
             ("engine_steps", "Forwards over all rows.", counts.steps),
         ):
             yield CounterMetricFamily(f"medusa:{name}", what, value)
+        yield from _of_pool(worker)
         by_place = CounterMetricFamily(
             "medusa:spec_decode_num_accepted_tokens_per_pos", "The same by place in the step.", labels=["position"]
         )
@@ -104,3 +105,18 @@ class _EngineCollector(Collector):
             ("kv_cache_usage_perc", "Share of the cache's columns that is set aside for texts.", used),
         ):
             yield GaugeMetricFamily(f"medusa:{name}", what, held)
+
+
+def _of_pool(worker: Worker) -> Iterator[Metric]:
+    """What is lent to prompts that begin like others."""
+    if worker.prefixes is None:
+        return
+    pool = worker.prefixes.pool
+    for name, what, value in (
+        ("prefix_cache_queries", "Tokens of prompts that were looked for in the prefix pool.", pool.counts.queries),
+        ("prefix_cache_hits", "Tokens that were found there.", pool.counts.hits),
+        ("prefix_pool_fetched_chunks", "Chunks that came from the store.", pool.counts.fetched),
+        ("prefix_pool_errors", "What the store did wrong.", pool.counts.faults),
+    ):
+        yield CounterMetricFamily(f"medusa:{name}", what, value)
+    yield GaugeMetricFamily("medusa:prefix_pool_bytes", "Memory of the pool's chunks.", pool.memory.num_bytes)

@@ -12,6 +12,7 @@ from medusa_cli.contracts import Drafter
 from medusa_cli.errors import DataError, MedusaError
 from medusa_cli.model.target import Target
 from medusa_cli.serve.app import Policy, State, make_app
+from medusa_cli.serve.pools import PoolSettings
 from medusa_cli.serve.service import Service
 from medusa_cli.serve.worker import Worker
 
@@ -30,6 +31,7 @@ class Serving:
     name          that clients call the model by; None: the target's
     max_rows      texts side by side
     max_waiting   texts that wait for a row at most
+    pool          keys and values of prompts that were read; None: each is read anew
     """
 
     load: Callable[[], tuple[Target, Drafter]]
@@ -41,6 +43,7 @@ class Serving:
     max_model_len: int | None = None
     max_rows: int = 8
     max_waiting: int = 64
+    pool: PoolSettings | None = None
 
 
 def serve(serving: Serving, on_ready: Callable[[Service], None]) -> None:
@@ -54,7 +57,8 @@ def serve(serving: Serving, on_ready: Callable[[Service], None]) -> None:
     def load() -> Service:
         target, drafter = serving.load()
         longest = min(length for length in (serving.max_model_len, target.context_limit, LONGEST) if length)
-        worker = Worker(target, drafter, serving.max_rows, serving.max_waiting, longest)
+        prefixes = serving.pool.open(target, drafter) if serving.pool else None
+        worker = Worker(target, drafter, serving.max_rows, serving.max_waiting, longest, prefixes)
         worker.start()
         return Service(target, worker, serving.name or target.name, serving.max_model_len)
 

@@ -33,12 +33,14 @@ class Choice:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    lent: int = 0
     told: int = 0  # characters of the tokens whose logprobs have been told
 
     def feed(self, news: News) -> str:
         """The words that the news brings."""
         self.tokens += news.tokens
         self.steps, self.drafted, self.accepted = news.steps, news.drafted, news.accepted
+        self.lent = news.lent
         words = self.stream.feed(news.tokens)
         if news.finish_reason is not None:
             self.finish_reason = news.finish_reason
@@ -64,8 +66,16 @@ class Call:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": written,
             "total_tokens": self.prompt_tokens + written,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self._cached()},
         }
+
+    def _cached(self) -> int:
+        """Prompt tokens that were not read; of the texts that share a prompt, the one that read least counts."""
+        each_n = self.wanted.n
+        return sum(
+            max(choice.lent for choice in self.choices[start : start + each_n])
+            for start in range(0, len(self.choices), each_n)
+        )
 
     def speculation(self) -> dict[str, int]:
         """What guessing brought."""
@@ -96,8 +106,11 @@ class Service:
         if name is not None and name != self.name:
             raise ApiError(404, f"the model '{name}' does not exist; '{self.name}' does", "model", "model_not_found")
 
-    def call(self, wanted: Wanted, client: str, deliver: Callable[[News], None]) -> Call:
-        """What a request asks of the engine; nothing is asked yet. Raises ApiError."""
+    def call(self, wanted: Wanted, client: str, deliver: Callable[[News], None], owner: str = "") -> Call:
+        """What a request asks of the engine; nothing is asked yet. Raises ApiError.
+
+        owner   of the texts: prompts of others that begin alike are read anew
+        """
         self.check_model(wanted.model)
         prompts = self._prompts(wanted)
         longest = max(map(len, prompts))
@@ -117,7 +130,7 @@ class Service:
             choosing = self._choosing(_sampling(wanted, self.target.vocab_size))
         except MedusaError as error:
             raise ApiError(400, error.message) from error
-        requests = self._requests(wanted, prompts, ends, choosing)
+        requests = self._requests(wanted, prompts, ends, choosing, owner)
         kind = "chatcmpl" if isinstance(wanted, ChatRequest) else "cmpl"
         return Call(
             f"{kind}-{uuid.uuid4().hex}",
@@ -147,11 +160,13 @@ class Service:
     def _ids(self, prompt: str | list[int]) -> list[int]:
         return prompt if isinstance(prompt, list) else list(self.target.tokenizer(prompt)["input_ids"])
 
-    def _requests(self, wanted: Wanted, prompts: Sequence[list[int]], ends: Ends, choosing: Choosing) -> list[Request]:
+    def _requests(
+        self, wanted: Wanted, prompts: Sequence[list[int]], ends: Ends, choosing: Choosing, owner: str
+    ) -> list[Request]:
         """Each prompt `n` times, each with random numbers of its own."""
         seed = wanted.seed if wanted.seed is not None else uuid.uuid4().int
         return [
-            Request(prompt, ends.limits, choosing, Stream(seed, place * wanted.n + number), wanted.speculate)
+            Request(prompt, ends.limits, choosing, Stream(seed, place * wanted.n + number), wanted.speculate, owner)
             for place, prompt in enumerate(prompts)
             for number in range(wanted.n)
         ]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from medusa_cli.contracts import Drafter
 from medusa_cli.decode.engine import Engine, Gain, Request, Stats
 from medusa_cli.decode.memory import free_columns
+from medusa_cli.decode.prefixes import Prefixes
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import MedusaError
 from medusa_cli.model.target import Target
@@ -49,6 +51,7 @@ class News:
     finish_reason   "stop" or "length" where the text has ended
     error           why it can't be written on, in words
     steps, drafted, accepted   forwards of the text so far, guesses verified in them, and guesses that became text
+    lent            tokens of the prompt that were not read, as a prompt before began with them
     """
 
     index: int
@@ -59,6 +62,7 @@ class News:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    lent: int = 0
 
 
 @dataclass(eq=False)
@@ -104,11 +108,20 @@ class Counts:
 class Worker:
     """Writes up to `max_rows` texts side by side; at most `max_waiting` others wait."""
 
-    def __init__(self, target: Target, drafter: Drafter, max_rows: int, max_waiting: int, longest: int) -> None:
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        max_rows: int,
+        max_waiting: int,
+        longest: int,
+        prefixes: Prefixes | None = None,
+    ) -> None:
         """longest: tokens of a prompt and its text, for which forwards must have room beside the cache."""
-        self._target, self._drafter = target, drafter
+        self._target, self._drafter, self.prefixes = target, drafter, prefixes
         self._max_rows, self._max_waiting = max_rows, max_waiting
-        self._columns = free_columns(target, [range(longest)], Limits(1), max_rows, drafter)
+        pool_bytes = prefixes.pool.memory.most_bytes if prefixes else 0
+        self._columns = free_columns(target, [range(longest)], Limits(1), max_rows, drafter, reserved=pool_bytes)
         self._engine, self._steps_before = self._new_engine(), 0
         self._changed = threading.Condition()
         self._waiting: OrderedDict[str, deque[tuple[Asked, int]]] = OrderedDict()
@@ -143,6 +156,15 @@ class Worker:
             self._num_waiting += len(asked.requests)
             self._changed.notify()
 
+    def prefetch(self, asked: Asked) -> "Future[None] | None":
+        """Ask the pool's store for what these prompts begin with; None where there is nothing to wait for."""
+        if self.prefixes is None or not self.prefixes.pool.has_store:
+            return None
+        # the prompts of one request are few ways to go on: what they share is the beginning of the longest
+        longest = max(asked.requests, key=lambda request: len(request.prompt))
+        ids = longest.prompt
+        return self.prefixes.pool.prefetch(self.prefixes.keys(ids[:-1], len(ids), longest.owner))
+
     def cancel(self, asked: Asked) -> None:
         """Nobody waits for these texts any more: their rows are free before the next step."""
         with self._changed:
@@ -159,6 +181,8 @@ class Worker:
             self._closed = True
             self._changed.notify()
         self._thread.join(patience_s)
+        if self.prefixes is not None:
+            self.prefixes.pool.close()
 
     @property
     def is_alive(self) -> bool:
@@ -246,8 +270,8 @@ class Worker:
         accepted, drafted = sum(row.kept) - len(row.kept), sum(row.num_nodes) - len(row.num_nodes)
         reason = None if error else row.finish_reason
         told = self._logprobs(asked, gain) if gain.tokens else None
-        news = News(asked.keys[row.key], list(gain.tokens), reason, error, told, len(row.kept), drafted, accepted)
-        self._tell(asked, news)
+        steps, index = len(row.kept), asked.keys[row.key]
+        self._tell(asked, News(index, list(gain.tokens), reason, error, told, steps, drafted, accepted, row.lent))
 
     @torch.inference_mode()
     def _logprobs(self, asked: Asked, gain: Gain) -> list[Logprob] | None:
@@ -282,4 +306,4 @@ class Worker:
             self._tell(asked, News(index, [], error="the text is lost: a step that it shared with others broke off"))
 
     def _new_engine(self) -> Engine:
-        return Engine(self._target, self._drafter, self._max_rows, columns=self._columns)
+        return Engine(self._target, self._drafter, self._max_rows, columns=self._columns, prefixes=self.prefixes)

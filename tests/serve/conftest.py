@@ -68,7 +68,7 @@ def guesses() -> Drafter:
 def serving(policy: Policy | None = None, max_rows: int = 4, max_waiting: int = 16, **parts: Any) -> Iterator[Served]:
     """A server on a free port, until the block ends."""
     found = parts.get("target") or target()
-    worker = Worker(found, parts.get("drafter") or guesses(), max_rows, max_waiting, 64)
+    worker = Worker(found, parts.get("drafter") or guesses(), max_rows, max_waiting, 64, parts.get("prefixes"))
     worker.start()
     service = Service(found, worker, "tiny", parts.get("max_model_len"))
     state = State(policy or Policy(), service)
