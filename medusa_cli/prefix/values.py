@@ -17,7 +17,6 @@ from medusa_cli.model.cache import Columns
 from medusa_cli.prefix.pool import StoreFault
 
 MAGIC = b"medusa-prefix-1\n"
-DIGEST = 32
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Values:
     def read(self, key: bytes, value: bytes) -> Columns:
         """The chunk of a value. Raises StoreFault for one that isn't what was written under this key."""
         size = len(self._header) + self._layout.num_bytes
-        if len(value) != size + DIGEST or not value.startswith(self._header):
+        if len(value) != size + self._digest_size or not value.startswith(self._header):
             raise StoreFault("a chunk of the prefix pool is not one of this model")
         body = memoryview(value)[:size]
         if not hmac.compare_digest(self._digest(key, body), value[size:]):
@@ -92,13 +91,19 @@ class Values:
         return Columns(layers)
 
     def _digest(self, key: bytes, body: bytes | memoryview) -> bytes:
+        told = self._begun(key)
+        told.update(body)
+        return told.digest()
+
+    @property
+    def _digest_size(self) -> int:
+        return self._begun(b"").digest_size
+
+    def _begun(self, key: bytes) -> "hashlib._Hash | hmac.HMAC":
+        # without a secret it has only damage to find, and SHA-1 does that at twice the speed
         if self._secret is None:
-            told = hashlib.blake2b(key, digest_size=DIGEST)
-            told.update(body)
-            return told.digest()
-        signed = hmac.new(self._secret, key, hashlib.sha256)
-        signed.update(body)
-        return signed.digest()
+            return hashlib.sha1(key, usedforsecurity=False)
+        return hmac.new(self._secret, key, hashlib.sha256)
 
 
 def _raw(part: Tensor) -> bytes:

@@ -1,0 +1,122 @@
+"""Time to first token of a prompt with a long beginning: cold, out of memory, and out of Redis in a fresh process.
+
+`python -m tests.serve_prefix [-m MODEL] [--tokens 1000] [--rounds 5]` starts `medusa serve` as users do, and a Redis.
+Each round: a server that has read nothing (cold), the same one again (memory), another process (Redis).
+"""
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+
+from tests.prefix.redis_server import RedisServer
+
+WORDS = ["river", "stone", "letter", "garden", "window", "morning", "paper", "silver", "market", "winter", "copper"]
+
+
+@contextmanager
+def server(model: str, pool: str) -> Iterator[str]:
+    """`medusa serve` on a free port, ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "medusa_cli",
+        "serve",
+        "-m",
+        model,
+        "--port",
+        str(port),
+        "--prefix-pool",
+        pool,
+        "-q",
+    ]
+    running = subprocess.Popen(command, env=os.environ)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while True:
+            try:
+                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                assert running.poll() is None, "the server has ended"
+            time.sleep(0.2)
+        yield url
+    finally:
+        running.terminate()
+        running.wait(60)
+
+
+def first_token(url: str, system: str, question: str) -> tuple[float, int, str]:
+    """Seconds until the first words, tokens that were not read, and the text."""
+    messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+    asked = {"messages": messages, "temperature": 0, "max_tokens": 16, "stream": True}
+    asked |= {"stream_options": {"include_usage": True}, "ignore_eos": True}
+    began, first, text, cached = time.perf_counter(), 0.0, "", 0
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=asked, timeout=600) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            if event.get("usage"):
+                cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
+            words = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+            first = first or (time.perf_counter() - began if words else 0.0)
+            text += words
+    return first, cached, text
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    found: dict[str, list[float]] = {"cold": [], "memory": [], "redis": []}
+    with TemporaryDirectory() as folder, RedisServer(Path(folder)) as redis:
+        pool = f"memory:1GB,{redis.url}"
+        with server(given.model, pool) as one:
+            first_token(one, "", "Hello")  # kernels and costs are there
+            texts = []
+            for number in range(given.rounds):
+                system = " ".join(random.Random(number).choices(WORDS, k=given.tokens))
+                cold, cached, text = first_token(one, system, "Which words do you see?")
+                assert cached < 64
+                warm, cached, again = first_token(one, system, "Which words do you see?")
+                assert cached > given.tokens * 0.9
+                assert text == again
+                texts.append((system, text))
+                found["cold"].append(cold)
+                found["memory"].append(warm)
+            time.sleep(3)  # chunks are stored behind the reply
+        with server(given.model, pool) as two:
+            first_token(two, "", "Hello")
+            for system, text in texts:
+                warm, cached, again = first_token(two, system, "Which words do you see?")
+                assert cached > given.tokens * 0.9, cached
+                assert text == again
+                found["redis"].append(warm)
+        used = redis.client.info("memory")["used_memory"] / 2**20
+    cold = statistics.median(found["cold"])
+    for name, times in found.items():
+        median = statistics.median(times)
+        print(f"{name:7} median {median:.3f} s ({min(times):.3f} to {max(times):.3f}), {median / cold:.3f} of cold")
+    print(f"Redis holds {used:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
