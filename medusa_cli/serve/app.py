@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from medusa_cli.errors import MedusaError
@@ -171,10 +172,13 @@ def digest_of(key: str) -> bytes:
 async def _body(request: Request, most: int) -> Any:
     """The JSON of a request. Raises ApiError for one that is too large, or none."""
     held = bytearray()
-    async for piece in request.stream():
-        held += piece
-        if len(held) > most:
-            raise ApiError(413, f"the body has more than {most} bytes", None, "body_too_large")
+    try:
+        async for piece in request.stream():
+            held += piece
+            if len(held) > most:
+                raise ApiError(413, f"the body has more than {most} bytes", None, "body_too_large")
+    except ClientDisconnect as error:  # nobody reads this
+        raise ApiError(400, "the body ends too early") from error
     try:
         return parse_json(bytes(held))
     except (ValueError, UnicodeDecodeError) as error:
