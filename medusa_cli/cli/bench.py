@@ -13,6 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from medusa_cli.cli import options
+from medusa_cli.cli.bench_url import (
+    NO_SPECULATION,
+    Asked,
+    Serving,
+    bench_server,
+    changed,
+    check_whole,
+    hold_gates,
+    refuse_local,
+    refuse_remote,
+    show,
+)
 from medusa_cli.cli.console import Console, GateFailed
 from medusa_cli.config.parts import HEADS, MIXED, guessing_names
 from medusa_cli.errors import DataError
@@ -91,9 +103,12 @@ def command(
         typer.Option(
             help="Arms to compare with, by commas: greedy (our loop without guesses), medusa, hydra, suffix, mixed "
             "(our loop with another drafter), hf-greedy (transformers), hf-prompt-lookup, llama-cpp (on the model's "
-            "own .gguf file). On a CPU the hf arms run in float32 and bfloat16 unless one is named: hf-greedy@float32."
+            "own .gguf file). On a CPU the hf arms run in float32 and bfloat16 unless one is named: hf-greedy@float32. "
+            "[default: greedy; no-speculation with --url]",
+            show_default=False,
         ),
-    ] = "greedy",
+    ] = "",
+    serving: Serving,
     measuring: Measuring,
     gates: Gates,
     plot: Annotated[Path | None, typer.Option(help="draw a .png, .svg or .pdf")] = None,
@@ -119,7 +134,14 @@ def command(
     output: options.Output,
 ) -> None:
     """Run the same prompts through several arms, interleaved and warm: table, picture and verdict."""
-    names = arm_names(compare)
+    if serving.url is not None:
+        local = changed(guessing) | {"--drafter": drafter, "--threads": threads, "--config": config}
+        local |= {"--output-dir": output_dir, "--batch-size": measuring.batch_size > 1, "KEY=VALUE": overrides}
+        refuse_local({f"--{name.rpartition('.')[2]}": value for name, value in target.items()} | local)
+        _of_server(serving, compare or NO_SPECULATION, measuring, gates, plot, output)
+        return
+    refuse_remote(serving)
+    names = arm_names(compare or "greedy")
     _check_usage(names, measuring.batch_size, gates.min_speedup)
     from medusa_cli.assemble import check_choice
     from medusa_cli.bench.build import build_arms
@@ -151,6 +173,27 @@ def command(
     failed = failed_gates(report, gates.min_speedup, gates.require_identical)
     if failed:
         raise GateFailed("; ".join(failed), "the table shows each arm; --tree-size and --runner change the speed")
+
+
+def _of_server(
+    serving: Serving, compare: str, measuring: Measuring, gates: Gates, plot: Path | None, output: options.Output
+) -> None:
+    """The bench of a server."""
+    from medusa_cli.plots.servers import draw
+    from medusa_cli.plots.style import check_plot_file
+
+    if plot:
+        check_plot_file(plot)
+    questions = [question for _ in range(measuring.repeats) for question in measuring.questions]
+    asked = Asked(
+        questions, measuring.max_new_tokens, measuring.num_warmups, gates.min_speedup, gates.require_identical
+    )
+    report = bench_server(serving, compare, asked, output.console)
+    show(report, output.output_json, output.console)
+    if plot:
+        draw(report, plot)
+    check_whole(report)
+    hold_gates(report, asked)
 
 
 def _check_usage(names: list[str], batch_size: int, min_speedup: float | None) -> None:
