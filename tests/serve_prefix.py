@@ -6,58 +6,18 @@ Each round: a server that has read nothing (cold), the same one again (memory), 
 
 import argparse
 import json
-import os
 import random
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
 
 from tests.prefix.redis_server import RedisServer
+from tests.serve_process import serve_process
 
 WORDS = ["river", "stone", "letter", "garden", "window", "morning", "paper", "silver", "market", "winter", "copper"]
-
-
-@contextmanager
-def server(model: str, pool: str) -> Iterator[str]:
-    """`medusa serve` on a free port, ready."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "medusa_cli",
-        "serve",
-        "-m",
-        model,
-        "--port",
-        str(port),
-        "--prefix-pool",
-        pool,
-        "-q",
-    ]
-    running = subprocess.Popen(command, env=os.environ)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            try:
-                if httpx.get(f"{url}/health", timeout=5).status_code == 200:
-                    break
-            except httpx.HTTPError:
-                assert running.poll() is None, "the server has ended"
-            time.sleep(0.2)
-        yield url
-    finally:
-        running.terminate()
-        running.wait(60)
 
 
 def first_token(url: str, system: str, question: str) -> tuple[float, int, str]:
@@ -89,24 +49,24 @@ def main() -> None:
     found: dict[str, list[float]] = {"cold": [], "memory": [], "redis": []}
     with TemporaryDirectory() as folder, RedisServer(Path(folder)) as redis:
         pool = f"memory:1GB,{redis.url}"
-        with server(given.model, pool) as one:
-            first_token(one, "", "Hello")  # kernels and costs are there
+        with serve_process("-m", given.model, "--prefix-pool", pool) as one:
+            first_token(one.url, "", "Hello")  # kernels and costs are there
             texts = []
             for number in range(given.rounds):
                 system = " ".join(random.Random(number).choices(WORDS, k=given.tokens))
-                cold, cached, text = first_token(one, system, "Which words do you see?")
+                cold, cached, text = first_token(one.url, system, "Which words do you see?")
                 assert cached < 64
-                warm, cached, again = first_token(one, system, "Which words do you see?")
+                warm, cached, again = first_token(one.url, system, "Which words do you see?")
                 assert cached > given.tokens * 0.9
                 assert text == again
                 texts.append((system, text))
                 found["cold"].append(cold)
                 found["memory"].append(warm)
             time.sleep(3)  # chunks are stored behind the reply
-        with server(given.model, pool) as two:
-            first_token(two, "", "Hello")
+        with serve_process("-m", given.model, "--prefix-pool", pool) as two:
+            first_token(two.url, "", "Hello")
             for system, text in texts:
-                warm, cached, again = first_token(two, system, "Which words do you see?")
+                warm, cached, again = first_token(two.url, system, "Which words do you see?")
                 assert cached > given.tokens * 0.9, cached
                 assert text == again
                 found["redis"].append(warm)

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from medusa_cli.acceptance.random_streams import Stream
+from medusa_cli.acceptance.random_streams import Stream, draw
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.model import attention as grouped
 from medusa_cli.model.loading.load import make_target
@@ -263,7 +263,7 @@ def _sampled(name: str, key: int, prompt: Sequence[int], settings: tuple[float, 
     warpers += [hf.TopPLogitsWarper(top_p)] if top_p < 1 else []
     ids = torch.tensor([list(prompt)])
     for number in Stream(SEED, key).numbers(0, NUM_NEW + SPARE):
-        p_V = warpers(ids, tiny_model(name)(ids).logits[:, -1].float()).softmax(-1)[0].double()
-        token = int((p_V.cumsum(0) <= number).sum())
+        p_1V = warpers(ids, tiny_model(name)(ids).logits[:, -1].float()).softmax(-1)
+        token = int(draw(p_1V, torch.tensor([number], dtype=torch.float64)))
         ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
     return tuple(ids[0, len(prompt) :].tolist())

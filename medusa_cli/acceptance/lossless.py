@@ -58,9 +58,7 @@ class Lossless:
     def _draw_from_nucleus(self, p_MV: Tensor, uniform_M: Tensor) -> Tensor:
         """Draws that sort only the best NEAR tokens, and the whole vocabulary where these fall short of top_p."""
         best_MR, ids_MR = p_MV.topk(min(NEAR, p_MV.shape[-1]), dim=-1)
-        # In the order of ids: with rounding, likely tokens change places among themselves more than shares of a sum.
-        ids_MR, order_MR = ids_MR.sort(dim=-1)
-        drawn_M = ids_MR.gather(1, draw(self._cut(best_MR).gather(1, order_MR), uniform_M)[:, None])[:, 0]
+        drawn_M = ids_MR.gather(1, draw(self._cut(best_MR), uniform_M, ids_MR)[:, None])[:, 0]
         wide = best_MR.sum(-1) < self.top_p
         if bool(wide.any()):
             drawn_M[wide] = draw(self._nucleus(p_MV[wide]), uniform_M[wide])

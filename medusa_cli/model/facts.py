@@ -109,7 +109,8 @@ class Facts:
         highest = max((max(row) for row in rows if row), default=0)
         known = len(self.model.get_input_embeddings().weight)
         if highest >= known:
-            token = "" if self.tokenizer is None else f" ({self.tokenizer.convert_ids_to_tokens(highest)!r})"
+            has_name = self.tokenizer is not None and highest < len(self.tokenizer)
+            token = f" ({self.tokenizer.convert_ids_to_tokens(highest)!r})" if has_name else ""
             raise TargetError(
                 f"token id {highest}{token} is beyond the {known} embeddings of {self.name}",
                 "use the tokenizer that came with the model, or resize the model's embeddings to it and save it again",

@@ -8,7 +8,6 @@ and never which: a guess of probability p is accepted with chance p, and the tex
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -26,22 +25,21 @@ class Greedy:
 
 
 class Sampling:
-    """A token drawn from the probabilities.
+    """A token drawn from the probabilities: the first in a race where each takes its own number over its probability.
 
-    uniform   the random number of each place, from 0 to below 1; None: of Python's generator, by seed and place
+    Numbers are exponential ones, so a token comes first with the chance that it has (the Gumbel-max trick, Maddison et
+    al. 2014, arXiv 1411.0030).
+
+    number   of a token at a place, above 0; None: of Python's generator, by seed, place and token
     """
 
-    def __init__(self, seed: int = 0, uniform: Callable[[int], float] | None = None) -> None:
-        self._uniform = uniform or (lambda place: random.Random(f"{seed} {place}").random())
+    def __init__(self, seed: int = 0, number: Callable[[int, Hashable], float] | None = None) -> None:
+        self._number = number or (lambda place, token: random.Random(f"{seed} {place} {token!r}").expovariate(1))
 
     def __call__(self, probabilities: Mapping[Hashable, float], place: int) -> Hashable:
-        """The token at a place of the text: the first up to which the probabilities sum to more than its number."""
-        drawn = self._uniform(place) * sum(probabilities.values())
+        """The token at a place of the text."""
         possible = [token for token, probability in probabilities.items() if probability > 0]
-        for token, reached in zip(possible, itertools.accumulate(probabilities[token] for token in possible)):
-            if drawn < reached:
-                return token
-        return possible[-1]  # sums round
+        return min(possible, key=lambda token: self._number(place, token) / probabilities[token])
 
 
 def accept(

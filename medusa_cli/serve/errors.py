@@ -23,7 +23,9 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.code = status, code
+        # both may hold what the client sent
+        self.message, self.param = _sendable(message), None if param is None else _sendable(param)
         self.headers = dict(headers or {})
 
     def document(self) -> dict[str, Any]:
@@ -31,6 +33,14 @@ class ApiError(Exception):
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+MOST_CHARACTERS = 1000  # of a message
+
+
+def _sendable(text: str) -> str:
+    """Without halves of characters, which no encoding of an answer has, and not without end."""
+    return text[:MOST_CHARACTERS].encode("utf-8", "replace").decode()
 
 
 def unsupported(param: str, what: str) -> ApiError:

@@ -16,7 +16,7 @@ import torch
 
 from medusa_cli import reference
 from medusa_cli.acceptance.lossless import Lossless
-from medusa_cli.acceptance.random_streams import Stream
+from medusa_cli.acceptance.random_streams import Stream, _exponential
 from medusa_cli.acceptance.sampling import GREEDY, Choosing
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.engine import Engine, Request
@@ -151,7 +151,12 @@ def rule_of(way: str, stream: Stream, prompt_tokens: int) -> Any:
     """The same random numbers that the engine takes for the places of this text."""
     if way == "greedy":
         return reference.Greedy()
-    return reference.Sampling(uniform=lambda place: stream.numbers(place - prompt_tokens, 1)[0])
+
+    def number(place: int, token: Any) -> float:
+        uniform_1 = torch.tensor(stream.numbers(place - prompt_tokens, 1), dtype=torch.float64)
+        return float(_exponential(uniform_1, torch.tensor([[token]])))
+
+    return reference.Sampling(number=number)
 
 
 @pytest.mark.parametrize("who", ["reference", "engine"])
