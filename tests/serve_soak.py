@@ -2,10 +2,10 @@
 
     python -m tests.serve_soak --clients 200 --minutes 10 [-m smollm2-135m] [--max-num-seqs 8]
 
-Starts the server as users do. First, each of the different requests is sent alone and without guesses. Then many clients
-send them in loops: streamed and whole, greedy and seeded, with stops, with several texts. Some read slowly, some leave in
-the middle. Every whole answer is compared; 429 is asked again, as a client does. The memory of the server's process is
-read all the while.
+Starts the server as users do. First, each of the different requests is sent alone and without guesses. Then many
+clients send them in loops: streamed and whole, greedy and seeded, with stops, with several texts. Some read slowly,
+some leave in the middle. Every whole answer is compared; 429 is asked again, as a client does. The memory of the
+server's process is read all the while.
 """
 
 import argparse
