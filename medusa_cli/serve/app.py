@@ -300,9 +300,12 @@ async def _events(service: Service, call: Call, following: Following) -> AsyncIt
         async with aclosing(following):
             async for index, words, logprobs in following:
                 first = index not in begun
-                if words or logprobs or first or call.choices[index].finish_reason:
+                steps = call.choices[index].steps_told(service.words_of)
+                if words or logprobs or steps or first or call.choices[index].finish_reason:
                     begun.add(index)
                     choice = documents.chunk_of(call, index, words, logprobs, service.words_of, first=first)
+                    if call.wanted.includes_steps:
+                        choice["steps"] = steps
                     yield _event({**head, "choices": [choice], **extra})
         if call.wanted.includes_usage:
             yield _event({**head, "choices": [], **documents.ended(call)})

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from medusa_cli.contracts import Drafter
+from medusa_cli.decode.drafted import Verified
 from medusa_cli.decode.engine import Engine, Gain, Request, Stats
 from medusa_cli.decode.memory import free_columns
 from medusa_cli.decode.rows import Limits
@@ -49,6 +50,7 @@ class News:
     finish_reason   "stop" or "length" where the text has ended
     error           why it can't be written on, in words
     steps, drafted, accepted   forwards of the text so far, guesses verified in them, and guesses that became text
+    tree            what was guessed in this step, where that is asked for
     """
 
     index: int
@@ -59,6 +61,7 @@ class News:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    tree: Verified | None = None
 
 
 @dataclass(eq=False)
@@ -67,12 +70,14 @@ class Asked:
 
     deliver        told the news of them, on the engine's thread: it must not block
     num_logprobs   likeliest tokens that are told at each place; None: no logprobs
+    with_trees     whether the guesses of each step are told
     """
 
     client: str
     requests: Sequence[Request]
     deliver: Callable[[News], None]
     num_logprobs: int | None = None
+    with_trees: bool = False
     is_cancelled: bool = False
     keys: dict[int, int] = field(default_factory=dict)  # the engine's key -> index
     left: int = 0
@@ -246,8 +251,9 @@ class Worker:
         accepted, drafted = sum(row.kept) - len(row.kept), sum(row.num_nodes) - len(row.num_nodes)
         reason = None if error else row.finish_reason
         told = self._logprobs(asked, gain) if gain.tokens else None
-        news = News(asked.keys[row.key], list(gain.tokens), reason, error, told, len(row.kept), drafted, accepted)
-        self._tell(asked, news)
+        counts = len(row.kept), drafted, accepted
+        tree = gain.drafted.verified() if asked.with_trees and gain.drafted is not None else None
+        self._tell(asked, News(asked.keys[row.key], list(gain.tokens), reason, error, told, *counts, tree))
 
     @torch.inference_mode()
     def _logprobs(self, asked: Asked, gain: Gain) -> list[Logprob] | None:
