@@ -47,6 +47,7 @@ class Listening:
         float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="Time of a whole answer at most.")
     ] = 600.0
     metrics: Annotated[bool, typer.Option("--metrics/--no-metrics", help="Prometheus metrics at /metrics.")] = True
+    page: Annotated[bool, typer.Option("--page/--no-page", help="A page to chat on at /.")] = True
 
     def policy(self) -> "Policy":
         """As the application takes it. Raises DataError for a file of keys without any."""
@@ -58,6 +59,7 @@ class Listening:
             timeout_s=self.timeout,
             origins=self.allow_origin or (),
             has_metrics=self.metrics,
+            has_page=self.page,
         )
 
 

@@ -13,13 +13,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 from medusa_cli.errors import MedusaError
 from medusa_cli.serve import documents
 from medusa_cli.serve.errors import ApiError
+from medusa_cli.serve.front import make_page
 from medusa_cli.serve.metrics import Followed, Metrics
 from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted, parsed
 from medusa_cli.serve.service import Call, Service
@@ -42,6 +43,7 @@ class Policy:
     retry_s       that a client is told to wait where the queue is full
     origins       web pages that may call (CORS)
     has_metrics   whether /metrics is there
+    has_page      whether the page at / is there
     """
 
     keys: Sequence[bytes] = ()
@@ -50,6 +52,7 @@ class Policy:
     retry_s: int = 1
     origins: Sequence[str] = ()
     has_metrics: bool = True
+    has_page: bool = True
 
 
 @dataclass
@@ -111,6 +114,13 @@ def _add_routes(app: FastAPI, state: State) -> None:
         async def metrics() -> Response:
             text, kind = state.metrics.text(state.service)
             return Response(text, media_type=kind)
+
+    if state.policy.has_page:
+        page = make_page()
+
+        @app.api_route("/", methods=["GET", "HEAD"])
+        async def front() -> Response:
+            return HTMLResponse(page.html, headers=page.headers)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
