@@ -3,7 +3,7 @@
 
 const $ = (id) => document.getElementById(id);
 const KEY = "medusa-api-key"; // in the tab's own storage, and nowhere else
-const chat = { messages: [], writing: null, shown: null, chosen: -1, follows: true };
+const chat = { messages: [], writing: null, shown: null, chosen: -1, follows: true, isPinned: false };
 
 // --- turns ---
 
@@ -71,16 +71,17 @@ async function say(text) {
 
 async function answer() {
   const { article, words } = turn("reply", "Model");
-  const reply = new Reply(words, choose);
+  const reply = new Reply(words, pin);
+  chat.isPinned = false;
   const stopping = new AbortController();
   article.classList.add("writing");
   chat.writing = { stopping, reply };
-  show(reply);
+  showLast(reply);
   setWriting(true);
   try {
     for await (const chunk of chunksOf(requestOf(chat.messages), $("key").value.trim(), stopping.signal)) {
       reply.add(chunk);
-      if (chat.shown === reply) showLast(reply);
+      showLast(reply);
       toEnd();
     }
     setState("ready");
@@ -141,18 +142,14 @@ function announce(words) {
 
 // --- the panel ---
 
-function show(reply) {
-  chat.shown = reply;
-  showLast(reply);
-}
-
-// While a reply grows the last step that guessed is shown.
+// While a reply grows its last step that guessed is shown, unless somebody looks at another.
 function showLast(reply) {
   const { rate, perStep, steps, drafted, kept } = reply.figures;
   $("rate").textContent = rate === null ? "–" : rate.toFixed(1);
   $("per-step").textContent = perStep === null ? "–" : perStep.toFixed(2);
   $("num-steps").textContent = steps || "–";
   $("kept").textContent = drafted ? `${kept} of ${drafted}` : steps ? "none made" : "–";
+  if (chat.isPinned) return;
   const last = reply.steps.findLastIndex((step) => step.tree);
   choose(reply, last >= 0 ? last : reply.steps.length - 1);
 }
@@ -171,12 +168,17 @@ function choose(reply, index) {
   reply.spans[index].classList.add("chosen");
   $("step-number").textContent = index === 0 ? "the prompt’s reading" : `step ${index} of ${reply.steps.length - 1}`;
   $("tree-words").textContent = step.tree ? wordsOf(step) : "Nothing was guessed here: one token of the model’s own.";
-  if (step.tree) $("tree").append(drawingOf(step));
+  if (step.tree) $("tree").append(drawingOf(step, reply.endsWith(index), $("step").clientWidth));
+}
+
+function pin(reply, index) {
+  chat.isPinned = true;
+  choose(reply, index);
 }
 
 function go(by) {
   const index = chat.chosen + by;
-  if (chat.shown && chat.shown.steps[index]) choose(chat.shown, index);
+  if (chat.shown && chat.shown.steps[index]) pin(chat.shown, index);
 }
 
 // --- the server ---
@@ -192,7 +194,6 @@ async function checkModel() {
     const model = await modelOf($("key").value.trim());
     setState("ready", model.id);
     document.title = `${model.id} · medusa`;
-    if (model.max_model_len) $("max-tokens").max = model.max_model_len;
   } catch (error) {
     const told = { 401: "a key is asked for", 503: "the model is being loaded" };
     setState(error.status === 401 ? "closed" : "waiting", told[error.status] || "not reachable");
@@ -229,7 +230,8 @@ function anew() {
   chat.messages = [];
   for (const article of [...$("log").querySelectorAll("article")]) article.remove();
   $("welcome").hidden = false;
-  show(new Reply(document.createElement("div"), choose));
+  chat.isPinned = false;
+  showLast(new Reply(document.createElement("div"), pin));
   $("tree-words").textContent = "The guesses of each step are drawn here. Those that were right are kept.";
   announce("A new chat.");
   $("prompt").focus();
@@ -260,6 +262,9 @@ function listen() {
     sessionStorage.setItem(KEY, $("key").value.trim());
     checkModel();
   });
+  const again = () => chat.shown && choose(chat.shown, chat.chosen);
+  addEventListener("resize", again);
+  $("step").addEventListener("toggle", again);
   $("log").addEventListener("scroll", () => {
     const log = $("log");
     chat.follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60;

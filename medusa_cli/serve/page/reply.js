@@ -51,6 +51,11 @@ class Reply {
     this.tail.before(span);
   }
 
+  // Whether the model ended its turn with this step.
+  endsWith(index) {
+    return this.finish === "stop" && index === this.steps.length - 1;
+  }
+
   get figures() {
     const steps = this.speculation ? this.speculation.num_steps : Math.max(0, this.steps.length - 1);
     const drafted = this.speculation

@@ -2,7 +2,9 @@
 // A step's draft tree as SVG: depth goes to the right, siblings stand below each other.
 
 const ROW = 30;
-const GAP = 26;
+const GAP = 24;
+const STUB = 18; // of an edge that goes on in the next line
+const LEADING = 8;
 const PAD = 9;
 const HEIGHT = 22;
 const LETTER = 7.3; // of the 12 px monospace face, at most
@@ -22,8 +24,9 @@ function visible(text) {
   return letters.length > LONGEST ? letters.slice(0, LONGEST - 1).join("") + "…" : shown || "∅";
 }
 
-// Nodes of a step: those of its tree, and behind the kept path the token that the model chose itself.
-function nodesOf(step) {
+// Nodes of a step: those of its tree, and behind the kept path the token that the model chose itself. That one is in the
+// tree already where the text was cut there, at its end or at the most tokens.
+function nodesOf(step, isEnd) {
   const { parents, texts, kept } = step.tree;
   const isKept = new Set(kept);
   const nodes = texts.map((text, index) => ({
@@ -33,7 +36,10 @@ function nodesOf(step) {
     children: [],
   }));
   const last = step.tokens.at(-1);
-  if (last) nodes.push({ label: visible(last.text), parent: kept.at(-1), kind: "own", children: [] });
+  const same = step.tree.ids.findIndex((id, index) => index > 0 && parents[index] === kept.at(-1) && id === last.id);
+  const label = isEnd && !last.text ? "end" : visible(last.text);
+  if (same > 0) Object.assign(nodes[same], { label, kind: "own" });
+  else nodes.push({ label, parent: kept.at(-1), kind: "own", children: [] });
   nodes.forEach((node, index) => {
     node.depth = index === 0 ? 0 : nodes[node.parent].depth + 1;
     if (index > 0) nodes[node.parent].children.push(node);
@@ -44,42 +50,62 @@ function nodesOf(step) {
   return nodes;
 }
 
-// Gives every node its place; returns the drawing's size.
-function place(nodes) {
+// Gives every node its place; returns the drawing's size. Depths that don't fit beside each other go on below, as lines
+// of a text do.
+function place(nodes, room) {
   const widths = [];
   for (const node of nodes) {
     node.width = [...node.label].length * LETTER + 2 * PAD;
     widths[node.depth] = Math.max(widths[node.depth] || 0, node.width);
   }
-  const lefts = [];
-  let right = 1;
-  for (const width of widths) {
-    lefts.push(right);
-    right += width + GAP;
-  }
   let rows = 0;
   const stand = (node) => {
-    node.x = lefts[node.depth];
-    node.y = node.children.length ? null : rows++ * ROW + ROW / 2;
+    node.row = node.children.length ? rows : rows++;
     node.children.forEach(stand);
-    if (node.y === null) node.y = node.children[0].y;
   };
   stand(nodes[0]);
-  return { width: right - GAP + 1, height: rows * ROW };
+  const lines = [[]];
+  let right = 1;
+  widths.forEach((width, depth) => {
+    if (depth > 0 && right + width + 1 > room) {
+      lines.push([]);
+      right = STUB;
+    }
+    lines.at(-1).push({ depth, left: right });
+    right += width + GAP;
+  });
+  let [top, widest] = [0, 0];
+  lines.forEach((line, number) => {
+    const lefts = new Map(line.map(({ depth, left }) => [depth, left]));
+    const here = nodes.filter((node) => lefts.has(node.depth));
+    const used = [...new Set(here.map((node) => node.row))].sort((one, other) => one - other);
+    for (const node of here) {
+      node.line = number;
+      node.x = lefts.get(node.depth);
+      node.y = top + used.indexOf(node.row) * ROW + ROW / 2;
+      widest = Math.max(widest, node.x + node.width + (number < lines.length - 1 ? STUB : 1));
+    }
+    top += used.length * ROW + (number < lines.length - 1 ? LEADING : 0);
+  });
+  return { width: widest, height: top };
 }
 
-function drawingOf(step) {
-  const nodes = nodesOf(step);
-  const { width, height } = place(nodes);
+function edgeOf(above, node) {
+  const [x0, y0, x1, y1] = [above.x + above.width, above.y, node.x, node.y];
+  if (above.line !== node.line) return `M${x0} ${y0}h${STUB - 4}M${x1 - STUB + 4} ${y1}H${x1}`;
+  if (y0 === y1) return `M${x0} ${y0}H${x1}`;
+  const bend = Math.max(x0 + 4, x1 - GAP + 4);
+  return `M${x0} ${y0}H${bend}C${bend + 11} ${y0} ${bend} ${y1} ${x1} ${y1}`;
+}
+
+function drawingOf(step, isEnd, room) {
+  const nodes = nodesOf(step, isEnd);
+  const { width, height } = place(nodes, room);
   const drawing = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": wordsOf(step) });
   const edges = svg("g", { class: "edges" });
   const shapes = svg("g", {});
   for (const node of nodes.slice(1)) {
-    const above = nodes[node.parent];
-    const [x0, y0, x1, y1] = [above.x + above.width, above.y, node.x, node.y];
-    const bend = Math.max(x0 + 4, x1 - GAP + 4);
-    const path = y0 === y1 ? `M${x0} ${y0}H${x1}` : `M${x0} ${y0}H${bend}C${bend + 11} ${y0} ${bend} ${y1} ${x1} ${y1}`;
-    const edge = svg("path", { d: path, class: node.kind });
+    const edge = svg("path", { d: edgeOf(nodes[node.parent], node), class: node.kind });
     if (node.kind === "lost") edges.prepend(edge);
     else edges.append(edge);
   }
