@@ -102,14 +102,13 @@ class Browser:
             raise PageError(f"{expression}: {found['exceptionDetails']['exception'].get('description')}")
         return found["result"].get("value")
 
-    def wait(self, condition: str, patience_s: float = 20.0) -> Any:
-        """The value of an expression once it holds."""
+    def wait(self, condition: str, patience_s: float = 20.0) -> None:
+        """Return once it holds."""
         ends = time.monotonic() + patience_s
-        while not (found := self.run(condition)):
+        while not self.run(f"Boolean({condition})"):
             if time.monotonic() > ends:
                 raise TimeoutError(f"never so: {condition}")
             time.sleep(0.02)
-        return found
 
     def press(self, key: str, shift: bool = False) -> None:
         """A key of KEYS."""

@@ -143,6 +143,8 @@ def command(
 def _say(service: "Service", listening: Listening, console: Console) -> None:
     where = f"http://{listening.host}:{listening.port}/v1"
     console.info(f"{service.name} is served at {where}, drafter {service.drafter}; Ctrl-C ends it once texts are done")
+    if listening.page:
+        console.info(f"a page to chat on: http://{listening.host}:{listening.port}/")
 
 
 def _warn(listening: Listening, console: Console) -> None:
