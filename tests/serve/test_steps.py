@@ -127,10 +127,10 @@ def test_a_stop_string_is_told_in_no_step(guessed: Served) -> None:
 
 @pytest.fixture(scope="module")
 def bytewise() -> PreTrainedTokenizerFast:
-    """Each byte is a token of its own."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(BPE({letter: number for number, letter in enumerate(alphabet)}, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    """Each byte is a token of its own; so is a b with the first byte of an emoji."""
+    letters = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "bð"]
+    core = Tokenizer(BPE({letter: number for number, letter in enumerate(letters)}, [("b", "ð")]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
@@ -166,3 +166,13 @@ def test_a_character_that_is_never_finished_is_told_at_the_end(bytewise: PreTrai
     text = words.feed(ids) + words.flush()
     (step,) = teller.tell(len(text), str, is_over=True)
     assert joined([step]) == text == "a\ufffd"
+
+
+def test_a_token_that_ends_within_a_character_waits_for_the_rest_of_it(bytewise: PreTrainedTokenizerFast) -> None:
+    ids = bytewise("b🙂")["input_ids"]
+    assert len(ids) == 4, "the b and a byte are one token"
+    teller = StepTeller(TextStream(bytewise))
+    teller.saw(News(0, ids[:1]))
+    assert teller.tell(1, str, is_over=False) == []
+    teller.saw(News(0, ids[1:]))
+    assert [joined([step]) for step in teller.tell(2, str, is_over=False)] == ["b", "🙂"]
