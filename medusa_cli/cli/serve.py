@@ -48,6 +48,7 @@ class Listening:
         float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="Time of a whole answer at most.")
     ] = 600.0
     metrics: Annotated[bool, typer.Option("--metrics/--no-metrics", help="Prometheus metrics at /metrics.")] = True
+    page: Annotated[bool, typer.Option("--page/--no-page", help="A page to chat on at /.")] = True
 
     def policy(self) -> "Policy":
         """As the application takes it. Raises DataError for a file of keys without any."""
@@ -59,6 +60,7 @@ class Listening:
             timeout_s=self.timeout,
             origins=self.allow_origin or (),
             has_metrics=self.metrics,
+            has_page=self.page,
         )
 
 
@@ -177,6 +179,8 @@ def command(
 def _say(service: "Service", listening: Listening, console: Console) -> None:
     where = f"http://{listening.host}:{listening.port}/v1"
     console.info(f"{service.name} is served at {where}, drafter {service.drafter}; Ctrl-C ends it once texts are done")
+    if listening.page:
+        console.info(f"a page to chat on: http://{listening.host}:{listening.port}/")
 
 
 def _warn(listening: Listening, console: Console) -> None:

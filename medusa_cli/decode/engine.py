@@ -15,6 +15,7 @@ from medusa_cli.acceptance.sampling import GREEDY, Choosing, rule_of, shaped_fir
 from medusa_cli.contracts import Drafter, Seen, Step
 from medusa_cli.decode.admission import Queue, Room, check_prompt
 from medusa_cli.decode.debug import Watch
+from medusa_cli.decode.drafted import Drafted
 from medusa_cli.decode.finite import NotFinite, error_of
 from medusa_cli.decode.memory import columns_for
 from medusa_cli.decode.prefixes import Prefixes
@@ -47,11 +48,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Gain:
-    """What one forward gave one row: its new ids, and the hidden states [len(tokens), H] that decided them."""
+    """What one forward gave one row: its new ids, and the hidden states [len(tokens), H] that decided them.
+
+    drafted   what was guessed; None where a prompt was read
+    """
 
     row: Row
     tokens: Sequence[int]
     hidden_TH: Tensor
+    drafted: Drafted | None = None
 
 
 @dataclass(frozen=True)
@@ -280,10 +285,7 @@ class Engine:
             self._steps += 1
             self._drafted += (step.num_nodes - 1) * len(before)
             self._kept += sum(len(tokens) - 1 for tokens in step.tokens)
-            gains = [
-                Gain(row, tokens, hidden_DH[: len(tokens)])
-                for row, tokens, hidden_DH in zip(before, step.tokens, step.hidden_BDH, strict=True)
-            ]
+            gains = [_gain(row, step, place) for place, row in enumerate(before)]
         return gains
 
     def _step(self, rows: Rows) -> Step:
@@ -317,3 +319,10 @@ class Engine:
                     self._prefixes.keep(self._rows.cache, place, row)
         if self._rows is not None and (finished := self._rows.retire(self._drafter)):
             self._rows.cache.close_gap(len(self.active), len(finished), len(self.active) + len(self._reading))
+
+
+def _gain(row: Row, step: Step, place: int) -> Gain:
+    """What a step gave the row at this place."""
+    tokens = step.tokens[place]
+    drafted = Drafted(step.draft, place, step.paths[place][: len(tokens)])
+    return Gain(row, tokens, step.hidden_BDH[place, : len(tokens)], drafted)

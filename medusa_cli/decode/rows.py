@@ -220,6 +220,7 @@ class Rows:
     def advance(self, draft: Draft, verdict: Verdict, seen: Seen) -> Step:
         """The deepest kept node's hidden state decided the next root; finished rows are left as they are."""
         assert verdict.kept is not None
+        assert verdict.paths is not None
         path_BD = verdict.path_BD.clamp(min=0)
         hidden_BDH = seen.hidden_BNH.gather(1, path_BD[..., None].expand(-1, -1, seen.hidden_BNH.shape[-1]))
         last_B = (verdict.kept_B - 1)[:, None, None].expand(-1, 1, hidden_BDH.shape[-1])
@@ -229,7 +230,7 @@ class Rows:
         gained = [row.tokens[len(row.tokens) - kept :] for row, kept in zip(self.active, verdict.kept, strict=True)]
         every_B1 = torch.arange(len(path_BD), device=path_BD.device)[:, None]
         taps_BDLH = None if seen.taps_BNLH is None else seen.taps_BNLH[every_B1, path_BD]
-        return Step(gained, draft.tree.num_nodes, hidden_BDH, taps_BDLH)
+        return Step(gained, draft.tree.num_nodes, draft, verdict.paths, hidden_BDH, taps_BDLH)
 
     @torch.inference_mode()
     def retire(self, memory: Memory) -> list[Row]:

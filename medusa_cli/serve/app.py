@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from medusa_cli.errors import MedusaError
 from medusa_cli.serve import documents
 from medusa_cli.serve.errors import ApiError
+from medusa_cli.serve.front import make_page
 from medusa_cli.serve.metrics import Followed, Metrics
 from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted, parsed
 from medusa_cli.serve.service import Call, Service
@@ -45,6 +46,7 @@ class Policy:
     retry_s       that a client is told to wait where the queue is full
     origins       web pages that may call (CORS)
     has_metrics   whether /metrics is there
+    has_page      whether the page at / is there
     """
 
     keys: Sequence[bytes] = ()
@@ -53,6 +55,7 @@ class Policy:
     retry_s: int = 1
     origins: Sequence[str] = ()
     has_metrics: bool = True
+    has_page: bool = True
 
 
 @dataclass
@@ -114,6 +117,13 @@ def _add_routes(app: FastAPI, state: State) -> None:
         async def metrics() -> Response:
             text, kind = state.metrics.text(state.service)
             return Response(text, media_type=kind)
+
+    if state.policy.has_page:
+        page = make_page()
+
+        @app.api_route("/", methods=["GET", "HEAD"])
+        async def front() -> Response:
+            return HTMLResponse(page.html, headers=page.headers)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
@@ -321,9 +331,12 @@ async def _events(service: Service, call: Call, following: Following) -> AsyncIt
         async with aclosing(following):
             async for index, words, logprobs in following:
                 first = index not in begun
-                if words or logprobs or first or call.choices[index].finish_reason:
+                steps = call.choices[index].steps_told(service.words_of)
+                if words or logprobs or steps or first or call.choices[index].finish_reason:
                     begun.add(index)
                     choice = documents.chunk_of(call, index, words, logprobs, service.words_of, first=first)
+                    if call.wanted.includes_steps:
+                        choice["steps"] = steps
                     yield _event({**head, "choices": [choice], **extra})
         if call.wanted.includes_usage:
             yield _event({**head, "choices": [], **documents.ended(call)})

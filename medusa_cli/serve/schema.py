@@ -38,6 +38,7 @@ class StreamOptions(_Model):
     """What a stream holds beside the text."""
 
     include_usage: bool = False
+    include_steps: bool = False
 
 
 class Wanted(_Model):
@@ -86,6 +87,11 @@ class Wanted(_Model):
     def includes_usage(self) -> bool:
         """Whether a stream ends with what was used."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def includes_steps(self) -> bool:
+        """Whether a stream says which step brought what."""
+        return self.stream_options is not None and self.stream_options.include_steps
 
     @model_validator(mode="after")
     def _together(self) -> Self:

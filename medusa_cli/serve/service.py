@@ -5,6 +5,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from medusa_cli.acceptance.logits_processors import stop_strings_of
 from medusa_cli.acceptance.random_streams import Stream
@@ -18,6 +19,7 @@ from medusa_cli.errors import MedusaError
 from medusa_cli.model.target import Target
 from medusa_cli.serve.errors import ApiError
 from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted
+from medusa_cli.serve.steps import StepTeller
 from medusa_cli.serve.worker import Asked, News, Worker
 
 MOST_SETTINGS = 256  # ways of choosing that are kept: rows that share one are decided together
@@ -35,9 +37,13 @@ class Choice:
     accepted: int = 0
     lent: int = 0
     told: int = 0  # characters of the tokens whose logprobs have been told
+    teller: StepTeller | None = None
+    _length: int = 0
 
     def feed(self, news: News) -> str:
         """The words that the news brings."""
+        if self.teller is not None:
+            self.teller.saw(news)
         self.tokens += news.tokens
         self.steps, self.drafted, self.accepted = news.steps, news.drafted, news.accepted
         self.lent = news.lent
@@ -45,7 +51,12 @@ class Choice:
         if news.finish_reason is not None:
             self.finish_reason = news.finish_reason
             words += self.stream.flush()
+        self._length += len(words)
         return words
+
+    def steps_told(self, words: Callable[[int], str]) -> list[dict[str, Any]]:
+        """The steps all of whose words have come, each once; none where nobody asks for them."""
+        return self.teller.tell(self._length, words, is_over=self.finish_reason is not None) if self.teller else []
 
 
 @dataclass
@@ -136,8 +147,8 @@ class Service:
             f"{kind}-{uuid.uuid4().hex}",
             int(time.time()),
             wanted,
-            Asked(client, requests, deliver, wanted.num_logprobs),
-            [Choice(ends.stream()) for _ in requests],
+            Asked(client, requests, deliver, wanted.num_logprobs, wanted.includes_steps),
+            [Choice(ends.stream(), teller=_teller(ends) if wanted.includes_steps else None) for _ in requests],
             sum(map(len, prompts)),
         )
 
@@ -173,6 +184,10 @@ class Service:
 
 
 DEFAULT_TOKENS = 1024  # of a reply, where neither the request nor the model bounds it
+
+
+def _teller(ends: Ends) -> StepTeller:
+    return StepTeller(TextStream(ends.tokenizer, ends=ends.hidden))
 
 
 def _sampling(wanted: Wanted, vocab_size: int) -> Sampling:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from medusa_cli.contracts import Drafter
+from medusa_cli.decode.drafted import Verified
 from medusa_cli.decode.engine import Engine, Gain, Request, Stats
 from medusa_cli.decode.memory import free_columns
 from medusa_cli.decode.prefixes import Prefixes
@@ -52,6 +53,7 @@ class News:
     error           why it can't be written on, in words
     steps, drafted, accepted   forwards of the text so far, guesses verified in them, and guesses that became text
     lent            tokens of the prompt that were not read, as a prompt before began with them
+    tree            what was guessed in this step, where that is asked for
     """
 
     index: int
@@ -63,6 +65,7 @@ class News:
     drafted: int = 0
     accepted: int = 0
     lent: int = 0
+    tree: Verified | None = None
 
 
 @dataclass(eq=False)
@@ -71,12 +74,14 @@ class Asked:
 
     deliver        told the news of them, on the engine's thread: it must not block
     num_logprobs   likeliest tokens that are told at each place; None: no logprobs
+    with_trees     whether the guesses of each step are told
     """
 
     client: str
     requests: Sequence[Request]
     deliver: Callable[[News], None]
     num_logprobs: int | None = None
+    with_trees: bool = False
     is_cancelled: bool = False
     keys: dict[int, int] = field(default_factory=dict)  # the engine's key -> index
     left: int = 0
@@ -270,8 +275,9 @@ class Worker:
         accepted, drafted = sum(row.kept) - len(row.kept), sum(row.num_nodes) - len(row.num_nodes)
         reason = None if error else row.finish_reason
         told = self._logprobs(asked, gain) if gain.tokens else None
-        steps, index = len(row.kept), asked.keys[row.key]
-        self._tell(asked, News(index, list(gain.tokens), reason, error, told, steps, drafted, accepted, row.lent))
+        counts = len(row.kept), drafted, accepted, row.lent
+        tree = gain.drafted.verified() if asked.with_trees and gain.drafted is not None else None
+        self._tell(asked, News(asked.keys[row.key], list(gain.tokens), reason, error, told, *counts, tree))
 
     @torch.inference_mode()
     def _logprobs(self, asked: Asked, gain: Gain) -> list[Logprob] | None:

@@ -59,11 +59,13 @@ def test_importing_it_loads_nothing_heavy_and_names_all_there_is() -> None:
         medusa.generate  # noqa: B018
 
 
-def test_a_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
+def test_a_wheel_says_that_it_is_typed_and_holds_the_page(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     assert subprocess.run(build, cwd=ROOT, capture_output=True).returncode == 0
     (wheel,) = tmp_path.glob("*.whl")
-    assert "medusa_cli/py.typed" in zipfile.ZipFile(wheel).namelist()
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "medusa_cli/py.typed" in names
+    assert {Path(name).suffix for name in names if "/serve/page/" in name} == {".html", ".css", ".js"}
 
 
 @pytest.mark.parametrize("options", [{}, SAMPLED, {"stop": "e"}, {"ignore_eos": True, "repetition_penalty": 1.3}])

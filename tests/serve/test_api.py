@@ -263,7 +263,7 @@ def test_models_health_and_what_is_not_there(served: Served) -> None:
         assert model["id"] == "tiny"
         assert client.get("/v1/models/other").status_code == 404
         assert client.get("/health").json() == {"status": "ok"}
-        for path in ("/", "/v1", "/v2/models", "/docs", "/openapi.json"):
+        for path in ("/v1", "/v2/models", "/docs", "/openapi.json"):
             assert client.get(path).status_code == 404
             assert client.get(path).json()["error"]["message"]
         assert client.get(CHAT).status_code == 405
