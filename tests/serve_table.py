@@ -32,7 +32,7 @@ from tests.serve_process import serve_process
 LLAMA_CPP = """
 import sys, time, xllamacpp as x
 params = x.CommonParams()
-params.model.path, params.port, params.hostname = sys.argv[1], int(sys.argv[2]), "127.0.0.1"
+params.model.path, params.port = sys.argv[1], int(sys.argv[2])
 params.kv_unified = False
 params.n_parallel, params.n_ctx = int(sys.argv[3]), 2048 * int(sys.argv[3])
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[4])

@@ -198,6 +198,8 @@ class _Reading:
                 self._gaps.append(now - self._last)
             self._last = now
             self._words.append(words)
+        if any(choice.get("finish_reason") for choice in event["choices"]):
+            self._is_whole = True  # some servers send no [DONE]
         if usage := event.get("usage"):
             self._tokens = int(usage["completion_tokens"])
         if told := event.get("speculation"):
