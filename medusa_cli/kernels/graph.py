@@ -17,7 +17,8 @@ from medusa_cli.kernels.attend import Nodes
 from medusa_cli.kernels.blocks import BlockLinear
 from medusa_cli.kernels.native import library
 
-SOURCE = Path(__file__).with_name("graph.cpp")
+SOURCE, NAMES = (Path(__file__).with_name(name) for name in ("graph.cpp", "graph_names.cpp"))
+CALLED = ("aoti_torch_cpu_medusa_linear", "aoti_torch_cpu_medusa_attend")
 WEIGHTS_NUMBERS, PLACE_NUMBERS, LAYER_NUMBERS = 4, 6, 7  # of `Weights`, `Place` and `Layer` in graph.cpp
 ERROR, HANDLE = "AOTITorchError", "AtenTensorHandle"
 
@@ -27,7 +28,9 @@ def load() -> None:
     """Compile graph.cpp, make its functions known to graphs, and define the operators. Raises CannotCompile."""
     torch_home = Path(torch.__file__).parent
     flags = (f"-I{torch_home / 'include'}", f"-L{torch_home / 'lib'}", "-ltorch_cpu")
-    library(SOURCE, flags, ctypes.RTLD_GLOBAL)
+    functions, names = library(SOURCE, flags), library(NAMES, mode=ctypes.RTLD_GLOBAL)
+    addresses = (ctypes.cast(functions[name], ctypes.c_void_p) for name in CALLED)
+    names.set_functions(*addresses)
     _operators()
 
 

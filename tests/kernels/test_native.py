@@ -239,3 +239,17 @@ def test_the_current_folder_is_no_place_for_libraries(
     monkeypatch.chdir(tmp_path)
     assert library(source).seven() == 7
     assert not (tmp_path / "here").exists()
+
+
+def test_graphs_find_their_functions_and_other_libraries_find_nothing_of_torch() -> None:
+    # a library of its own standard library crashed on being imported: torch's parts stood before its own
+    program = """
+import ctypes
+from medusa_cli.kernels import graph
+graph.load()
+everybody = ctypes.CDLL(None)
+assert all(hasattr(everybody, name) for name in graph.CALLED)
+assert not hasattr(everybody, "aoti_torch_get_data_ptr")
+assert not hasattr(everybody, "multiply")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
