@@ -1,16 +1,20 @@
 """`medusa serve`: an OpenAI-compatible server whose every reply is the model's own."""
 
+import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
 from medusa_cli.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from medusa_cli.contracts import Drafter
@@ -131,6 +135,9 @@ def command(
     ] = None,
     threads: options.Threads = None,
     config: options.Config = None,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option("--log-format", help="One line a request on stderr, as words or as JSON.")
+    ] = "text",
     quiet: options.Quiet = False,
 ) -> None:
     """Serve the model over HTTP as OpenAI's API does; every reply is word for word the model's own."""
@@ -150,7 +157,8 @@ def command(
         drafter = "suffix"
     choice = guessing.choice(drafter)
     check_choice(choice, recipe.target.model)
-    console = Console(quiet=quiet)
+    console = Console(quiet=quiet or log_format == "json")
+    _log_lines(log_format == "json", quiet, console)
 
     def load() -> "tuple[Target, Drafter]":
         found = load_target_for(choice, recipe.target)
@@ -173,7 +181,25 @@ def command(
         rows.max_queue,
         pool_settings,
     )
-    serve(serving, lambda service: _say(service, listening, console))
+
+    def say_ready(service: "Service") -> None:
+        _say(service, listening, console)
+        if log_format == "json":
+            logger.info("ready", extra={"fields": {"model": service.name, "drafter": service.drafter}})
+
+    serve(serving, say_ready)
+
+
+def _log_lines(is_json: bool, quiet: bool, console: Console) -> None:
+    """Requests, and what else the program reports, a line each."""
+    from medusa_cli.serve.request_log import LineHandler
+
+    def show(level: int, line: str) -> None:
+        (console.warn if level >= logging.WARNING else console.info)(line)
+
+    reports = logging.getLogger("medusa_cli")
+    reports.handlers = [LineHandler(sys.stderr if is_json else None, show)]
+    reports.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 def _say(service: "Service", listening: Listening, console: Console) -> None:

@@ -6,7 +6,7 @@ import hmac
 import json
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,7 @@ from medusa_cli.serve import documents
 from medusa_cli.serve.errors import ApiError
 from medusa_cli.serve.front import make_page
 from medusa_cli.serve.metrics import Followed, Metrics
+from medusa_cli.serve.request_log import RequestLog
 from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted, parsed
 from medusa_cli.serve.service import Call, Service
 from medusa_cli.serve.worker import Busy, Closed, Logprob, News
@@ -83,6 +84,7 @@ def make_app(state: State, on_start: Callable[[], Awaitable[None]], on_end: Call
         app.add_middleware(
             CORSMiddleware, allow_origins=list(state.policy.origins), allow_methods=["*"], allow_headers=["*"]
         )
+    app.add_middleware(RequestLog)
     _add_errors(app)
     _add_routes(app, state)
     return app
@@ -205,6 +207,7 @@ async def _answer(state: State, request: Request, kind: type[Wanted]) -> Respons
         loop.call_soon_threadsafe(news.put_nowait, each)
 
     client = _client(request)
+    request.state.client = f"key {client[:8]}" if request.headers.get("authorization") else client
     # where nobody has a key, nobody's texts are hidden from others; an address is no proof of anything
     owner = client if state.policy.keys else ""
     call = await asyncio.to_thread(service.call, wanted, client, deliver, owner)
@@ -218,12 +221,11 @@ async def _answer(state: State, request: Request, kind: type[Wanted]) -> Respons
         raise ApiError(503, "the server is about to end") from error
     except MedusaError as error:
         raise ApiError(400, error.message) from error
-    told = state.metrics.follow(call)
-    headers = {"X-Request-Id": call.id}
+    told, request.state.call = state.metrics.follow(call), call
     following = _following(state, call, news, told)
     if wanted.stream:
-        return _Stream(_events(service, call, following), lambda: service.worker.cancel(call.asked), headers=headers)
-    return await _whole(service, call, following, request, headers)
+        return _Stream(_events(service, call, following), lambda: service.worker.cancel(call.asked))
+    return await _whole(service, call, following, request)
 
 
 async def _prefetched(service: Service, call: Call) -> None:
@@ -242,8 +244,8 @@ class _Stream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], free: Callable[[], None], headers: Mapping[str, str]) -> None:
-        super().__init__(events, headers=headers)
+    def __init__(self, events: AsyncIterator[str], free: Callable[[], None]) -> None:
+        super().__init__(events)
         self._free = free
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -288,7 +290,6 @@ async def _whole(
     call: Call,
     following: Following,
     request: Request,
-    headers: dict[str, str],
 ) -> Response:
     """All of it at once; a client that has gone is noticed."""
     texts, logprobs = [""] * len(call.choices), [list[Logprob]() for _ in call.choices]
@@ -313,7 +314,7 @@ async def _whole(
         documents.choice_of(call, index, texts[index], logprobs[index], service.words_of) for index in range(len(texts))
     ]
     document = {**documents.head(call, service.name, chunk=False), "choices": choices, **documents.ended(call)}
-    return JSONResponse(document, headers=headers)
+    return JSONResponse(document)
 
 
 async def _gone(request: Request) -> None:

@@ -3,10 +3,18 @@
 import time
 from collections.abc import Iterator
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from medusa_cli import __version__
 from medusa_cli.serve.service import Call, Service
 from medusa_cli.serve.worker import News, Worker
 
@@ -20,12 +28,14 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._engine = _EngineCollector()
         self._registry.register(self._engine)
+        ProcessCollector(registry=self._registry)
 
         def seconds(name: str, what: str) -> Histogram:
             return Histogram(f"medusa:{name}", what, buckets=SECONDS, registry=self._registry)
 
         self.first_token = seconds("time_to_first_token_seconds", "From request to first token.")
         self.between = seconds("inter_token_latency_seconds", "Between tokens of a text, those of one step alike.")
+        self.queue = seconds("request_queue_time_seconds", "From request to a row, of each text.")
         self.whole = seconds("e2e_request_latency_seconds", "From request to the end of its texts.")
         self.success = Counter(
             "medusa:request_success", "Texts that ended.", ["finished_reason"], registry=self._registry
@@ -55,6 +65,7 @@ class Followed:
         now, last = time.monotonic(), self._last[news.index]
         if news.tokens and not last:
             self._metrics.first_token.observe(now - self._begun)
+            self._metrics.queue.observe(news.queued_s)
         elif news.tokens:
             for _ in news.tokens:
                 self._metrics.between.observe((now - last) / len(news.tokens))
@@ -92,6 +103,7 @@ class _EngineCollector(Collector):
         ):
             yield CounterMetricFamily(f"medusa:{name}", what, value)
         yield from _of_pool(worker)
+        yield InfoMetricFamily("medusa:build", "What is served.", _build(self.service))
         by_place = CounterMetricFamily(
             "medusa:spec_decode_num_accepted_tokens_per_pos", "The same by place in the step.", labels=["position"]
         )
@@ -105,6 +117,18 @@ class _EngineCollector(Collector):
             ("kv_cache_usage_perc", "Share of the cache's columns that is set aside for texts.", used),
         ):
             yield GaugeMetricFamily(f"medusa:{name}", what, held)
+
+
+def _build(service: Service) -> dict[str, str]:
+    target = service.target
+    return {
+        "version": __version__,
+        "model": service.name,
+        "drafter": service.drafter,
+        "dtype": target.dtype_name,
+        "runner": target.identity.runner,
+        "device": str(target.device),
+    }
 
 
 def _of_pool(worker: Worker) -> Iterator[Metric]:

@@ -36,6 +36,9 @@ class Choice:
     drafted: int = 0
     accepted: int = 0
     lent: int = 0
+    queued_s: float | None = None  # until it had a row
+    first_s: float | None = None  # until its first token
+    since: float = field(default_factory=time.monotonic)
     told: int = 0  # characters of the tokens whose logprobs have been told
     teller: StepTeller | None = None
     _length: int = 0
@@ -46,7 +49,9 @@ class Choice:
             self.teller.saw(news)
         self.tokens += news.tokens
         self.steps, self.drafted, self.accepted = news.steps, news.drafted, news.accepted
-        self.lent = news.lent
+        self.lent, self.queued_s = news.lent, news.queued_s
+        if self.first_s is None and news.tokens:
+            self.first_s = time.monotonic() - self.since
         words = self.stream.feed(news.tokens)
         if news.finish_reason is not None:
             self.finish_reason = news.finish_reason

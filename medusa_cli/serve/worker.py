@@ -54,6 +54,7 @@ class News:
     steps, drafted, accepted   forwards of the text so far, guesses verified in them, and guesses that became text
     lent            tokens of the prompt that were not read, as a prompt before began with them
     tree            what was guessed in this step, where that is asked for
+    queued_s        that it waited for a row
     """
 
     index: int
@@ -66,6 +67,7 @@ class News:
     accepted: int = 0
     lent: int = 0
     tree: Verified | None = None
+    queued_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -84,6 +86,7 @@ class Asked:
     with_trees: bool = False
     is_cancelled: bool = False
     keys: dict[int, int] = field(default_factory=dict)  # the engine's key -> index
+    queued_s: dict[int, float] = field(default_factory=dict)  # by index
     left: int = 0
     since: float = field(default_factory=time.monotonic)
 
@@ -258,6 +261,7 @@ class Worker:
                 self._tell(asked, News(index, [], error=error.message))
                 continue
             asked.keys[key] = index
+            asked.queued_s[index] = time.monotonic() - asked.since
             self._owners[key] = asked
             self.counts.prompt_tokens += len(asked.requests[index].prompt)
 
@@ -277,7 +281,9 @@ class Worker:
         told = self._logprobs(asked, gain) if gain.tokens else None
         counts = len(row.kept), drafted, accepted, row.lent
         tree = gain.drafted.verified() if asked.with_trees and gain.drafted is not None else None
-        self._tell(asked, News(asked.keys[row.key], list(gain.tokens), reason, error, told, *counts, tree))
+        index = asked.keys[row.key]
+        waited = asked.queued_s[index]
+        self._tell(asked, News(index, list(gain.tokens), reason, error, told, *counts, tree, waited))
 
     @torch.inference_mode()
     def _logprobs(self, asked: Asked, gain: Gain) -> list[Logprob] | None:

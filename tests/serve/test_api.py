@@ -43,7 +43,7 @@ def test_a_chat_is_answered_with_the_models_own_text(served: Served) -> None:
     assert document["usage"]["total_tokens"] == 8 + len(chat_ids(served))
     assert document["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
     assert set(document["speculation"]) == {"num_steps", "num_draft_tokens", "num_accepted_tokens"}
-    assert answer.headers["x-request-id"] == document["id"]
+    assert document["id"].startswith("chatcmpl-")
 
 
 @pytest.mark.parametrize("prompt", ["w5 w6 w7", ["w5 w6 w7"], [5, 6, 7], [[5, 6, 7]]])

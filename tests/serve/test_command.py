@@ -1,5 +1,6 @@
 """`medusa serve` as a process: it opens its port, loads, answers, and ends when it is told to; and wrong flags."""
 
+import json
 import os
 import signal
 import socket
@@ -53,8 +54,33 @@ def test_it_answers_who_has_a_key_and_ends_when_told_to(model: str, tmp_path: Pa
         told = process.communicate(timeout=60)[1]
     assert process.returncode == -signal.SIGTERM, "the signal is handed on once all is done, as shells expect"
     assert f"mine is served at http://127.0.0.1:{port}/v1" in told
-    assert "first" not in told
+    assert "Bearer" not in told
     assert "Traceback" not in told
+
+
+def test_logs_as_json_are_json_line_by_line(model: str) -> None:
+    port = free_port()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "medusa_cli", "serve", "-m", model, "--port", str(port), "--device", "cpu",
+         "--log-format", "json"],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            ends = time.monotonic() + 120
+            while not _is_ready(client):
+                assert process.poll() is None
+                assert time.monotonic() < ends
+                time.sleep(0.1)
+            assert client.post("/v1/chat/completions", json=HI).status_code == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        told = process.communicate(timeout=60)[1]
+    records = [json.loads(line) for line in told.splitlines()]
+    (request,) = (record for record in records if record["message"] == "request")
+    assert request["status"] == 200
+    assert request["completion_tokens"] > 0
+    assert any(record["message"] == "ready" for record in records)
 
 
 def _is_ready(client: httpx.Client) -> bool:

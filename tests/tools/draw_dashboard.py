@@ -1,0 +1,50 @@
+"""The dashboard's panels as one picture, drawn from what a Prometheus holds.
+
+`python -m tests.tools.draw_dashboard --url http://127.0.0.1:9090 --minutes 10 -o docs/dashboard.png`
+"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from medusa_cli.plots.style import COLOURS, frame, new_figure, save
+from tests.prometheus import DASHBOARD, Prometheus, queries
+
+
+def draw(found: Prometheus, minutes: float, file: Path, step: str = "5") -> None:
+    """Ask for each query's range, and draw a panel for each title."""
+    now = time.time()
+    titles = [panel["title"] for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]]
+    figure = new_figure(16, 3 * -(-len(titles) // 3))
+    axes_of = dict(zip(titles, figure.subplots(-(-len(titles) // 3), 3).flat, strict=False))
+    drawn: dict[str, int] = dict.fromkeys(titles, 0)
+    for title, legend, query in queries("30s"):
+        series = found.ask("query_range", query=query, start=now - 60 * minutes, end=now, step=step)["result"]
+        for each in series:
+            label = legend
+            for name, value in each["metric"].items():
+                label = label.replace("{{" + name + "}}", value)
+            times = [(float(when) - now) / 60 for when, _ in each["values"]]
+            colour = COLOURS[drawn[title] % len(COLOURS)]
+            axes_of[title].plot(times, [float(value) for _, value in each["values"]], color=colour, label=label)
+            drawn[title] += 1
+    for title, axes in axes_of.items():
+        frame(axes, title, "minutes", grid="y")
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize=8, loc="best")
+    save(figure, file)
+
+
+def main() -> None:
+    """Draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    given = parser.parse_args()
+    draw(Prometheus(given.url), given.minutes, given.output)
+
+
+if __name__ == "__main__":
+    main()
