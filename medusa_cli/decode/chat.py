@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.tokens import prompt_ids
 from medusa_cli.decode.rows import Limits
 from medusa_cli.decode.stop_strings import StopStrings
-from medusa_cli.decode.text import TextStream
+from medusa_cli.decode.text import TextStream, Vocabulary
 from medusa_cli.errors import DataError
 from medusa_cli.model.target import Target
 
@@ -38,9 +39,14 @@ class Ends:
     hidden: frozenset[int]
     tokenizer: Any
 
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Which ids don't show; all these texts share it."""
+        return Vocabulary(self.tokenizer, self.hidden)
+
     def stream(self) -> TextStream:
         """One text's ids as words, while they come."""
-        return TextStream(self.tokenizer, self.stops, self.hidden)
+        return TextStream(self.tokenizer, self.stops, self.hidden, self.vocabulary)
 
     def text(self, ids: Sequence[int]) -> str:
         """The words of whole ids."""

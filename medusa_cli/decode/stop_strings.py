@@ -33,7 +33,7 @@ class StopFinder:
 
     def __init__(self, asked: StopStrings) -> None:
         self._asked = asked
-        self._stream = TextStream(asked.tokenizer, ends=asked.ends)
+        self._stream = TextStream(asked.tokenizer, ends=asked.ends, vocabulary=asked.vocabulary)
         self._reach = max(map(len, asked.stops.strings), default=0)
         self._run = _ByteRun("strict" if asked.tokenizer.is_fast else "replace", self._reach)
         self._ids: list[int] = []

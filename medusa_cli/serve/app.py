@@ -80,6 +80,8 @@ def make_app(state: State, on_start: Callable[[], Awaitable[None]], on_end: Call
         await on_end()
 
     app = FastAPI(title="medusa", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    # a redirection names whatever host the request named
+    app.router.redirect_slashes = False
     if state.policy.origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(state.policy.origins), allow_methods=["*"], allow_headers=["*"]

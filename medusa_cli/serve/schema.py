@@ -79,6 +79,11 @@ class Wanted(_Model):
         return self.max_tokens
 
     @property
+    def num_texts(self) -> int:
+        """Texts that are asked for."""
+        return self.n
+
+    @property
     def num_logprobs(self) -> int | None:
         """Likeliest tokens to be told at each place beside the chosen one; None: no logprobs are asked for."""
         raise NotImplementedError
@@ -159,6 +164,11 @@ class CompletionRequest(Wanted):
     def num_logprobs(self) -> int | None:
         """As `Wanted`."""
         return self.logprobs
+
+    @property
+    def num_texts(self) -> int:
+        """As `Wanted`: each prompt `n` times."""
+        return len(self.prompts) * self.n
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

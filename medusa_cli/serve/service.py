@@ -128,6 +128,10 @@ class Service:
         owner   of the texts: prompts of others that begin alike are read anew
         """
         self.check_model(wanted.model)
+        # before anything is made for each of them: what never gets in must not cost others their time
+        if wanted.num_texts > self.worker.most_texts:
+            told = f"{wanted.num_texts} texts were asked for, and {self.worker.most_texts} may be written or wait"
+            raise ApiError(400, told, None, "too_many_texts")
         prompts = self._prompts(wanted)
         longest = max(map(len, prompts))
         room = None if self.max_model_len is None else self.max_model_len - longest

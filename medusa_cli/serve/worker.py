@@ -145,6 +145,11 @@ class Worker:
         """Who guesses."""
         return self._drafter.name
 
+    @property
+    def most_texts(self) -> int:
+        """As many as one client may ask for at once, however idle the server is."""
+        return self._max_rows + self._max_waiting
+
     def start(self) -> None:
         """Begin to write."""
         self._thread.start()
