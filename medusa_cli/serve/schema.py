@@ -2,9 +2,18 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self
+from functools import partial
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from medusa_cli.data.conversations import Message, is_text
 from medusa_cli.serve.errors import ApiError, unsupported
@@ -12,6 +21,10 @@ from medusa_cli.serve.errors import ApiError, unsupported
 MOST_CHOICES = 16
 MOST_STOPS = 4
 MOST_LOGPROBS = 20
+MOST_FIELDS = 100  # of one object
+MOST_NOTES = 1000  # entries of metadata
+
+_T = TypeVar("_T")
 
 
 def _as_text(text: str) -> str:
@@ -28,10 +41,35 @@ def _finite(number: float) -> float:
 
 Text = Annotated[str, AfterValidator(_as_text)]
 Number = Annotated[float, AfterValidator(_finite)]
+# ends at the first fault: a sentence for each of a million would keep everybody waiting
+Listed = Annotated[list[_T], Field(fail_fast=True)]
+
+
+def _at_most(most: int, value: Any) -> Any:
+    """The value, before its entries are looked at."""
+    if isinstance(value, dict | list) and len(value) > most:
+        raise ValueError(f"holds {len(value)} entries, and {most} are allowed")
+    return value
+
+
+def _first_wrong(given: Any) -> Any:
+    """The biases; where some are none, the first of these alone, as a mapping's faults are all looked for else."""
+    for token, bias in given.items() if isinstance(given, dict) else ():
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            return {token: bias}
+    return given
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, value: Any) -> Any:
+        return _at_most(MOST_FIELDS, value)
+
+
+_Biases = dict[str, Annotated[Number, Field(ge=-100, le=100)]]
 
 
 class StreamOptions(_Model):
@@ -59,13 +97,13 @@ class Wanted(_Model):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: Annotated[Number, Field(gt=0)] | None = None
-    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[_Biases, BeforeValidator(_first_wrong)] | None = None
     seed: int | None = None
-    stop: Text | list[Text] | None = None
+    stop: Text | Listed[Text] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     ignore_eos: bool = False
     user: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(partial(_at_most, MOST_NOTES))] = None
     speculate: bool = True
 
     @property
@@ -118,7 +156,7 @@ class ChatMessage(_Model):
     """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
+    content: Text | Listed[TextPart] | None = None
     name: str | None = None
     tool_call_id: str | None = None
 
@@ -132,7 +170,7 @@ class ChatMessage(_Model):
 class ChatRequest(Wanted):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[Listed[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
@@ -154,10 +192,13 @@ class ChatRequest(Wanted):
         return self
 
 
+_Id = Annotated[int, Field(ge=0)]
+
+
 class CompletionRequest(Wanted):
     """POST /v1/completions."""
 
-    prompt: Text | list[Text] | list[Annotated[int, Field(ge=0)]] | list[list[Annotated[int, Field(ge=0)]]]
+    prompt: Text | Listed[Text] | Listed[_Id] | Listed[Listed[_Id]]
     logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     @property

@@ -3,10 +3,13 @@
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from medusa_cli.decode import text
 from medusa_cli.decode.chat import ends_of
-from medusa_cli.serve import service
+from medusa_cli.serve import schema, service
+from medusa_cli.serve.errors import ApiError
+from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted
 from tests.serve.conftest import Served
 from tests.serve.test_api import CHAT, GO, HI, WORDS
 
@@ -55,3 +58,47 @@ def test_a_path_with_a_slash_too_many_is_not_sent_elsewhere(served: Served, path
     answer = served.post(path, HI)
     assert answer.status_code in (404, 405)
     assert answer.json()["error"]["message"]
+
+
+MANY = 5000
+_ODD = {str(each): 5 for each in range(MANY)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (CompletionRequest, {"prompt": [None] * MANY}),
+        (CompletionRequest, {"prompt": [5] * MANY + ["x"]}),
+        (CompletionRequest, {"prompt": [[None] * MANY]}),
+        (CompletionRequest, {"prompt": "w5", "stop": [5] * MANY}),
+        (CompletionRequest, {"prompt": "w5", "metadata": _ODD}),
+        (CompletionRequest, {"prompt": "w5", "logit_bias": dict.fromkeys(_ODD, "x")}),
+        (CompletionRequest, {"prompt": "w5", **_ODD}),
+        (ChatRequest, {"messages": [{"role": "x", "content": 5}] * MANY}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "x", "text": 5}] * MANY}]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": "w5", **_ODD}]}),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "text", "text": "w5", **_ODD}]}]}),
+    ],
+    ids=range(11),
+)
+def test_a_fault_repeated_without_end_is_found_once(
+    kind: type[Wanted], body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fault costs a sentence while nobody else is served: a million of them cost seconds."""
+    counts: list[int] = []
+    told = schema._told
+
+    def counted(error: ValidationError) -> ApiError:
+        counts.append(error.error_count())
+        return told(error)
+
+    monkeypatch.setattr(schema, "_told", counted)
+    with pytest.raises(ApiError) as caught:
+        schema.parsed(kind, body)
+    assert caught.value.status == 400
+    assert counts[0] < 10
+
+
+def test_a_bias_for_many_tokens_is_taken(served: Served) -> None:
+    bias = {str(token): -1 for token in range(97)}
+    assert served.post(CHAT, HI | {"logit_bias": bias}).status_code == 200
