@@ -21,11 +21,11 @@ from starlette.types import Receive, Scope, Send
 from medusa_cli.errors import MedusaError
 from medusa_cli.serve import documents
 from medusa_cli.serve.errors import ApiError
-from medusa_cli.serve.front import make_page
 from medusa_cli.serve.metrics import Followed, Metrics
 from medusa_cli.serve.request_log import RequestLog
 from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted, parsed
 from medusa_cli.serve.service import Call, Service
+from medusa_cli.serve.web_page import make_page
 from medusa_cli.serve.worker import Busy, Closed, Logprob, News
 from medusa_cli.util.plain_json import parse_json
 
@@ -126,7 +126,7 @@ def _add_routes(app: FastAPI, state: State) -> None:
         page = make_page()
 
         @app.api_route("/", methods=["GET", "HEAD"])
-        async def front() -> Response:
+        async def page() -> Response:
             return HTMLResponse(page.html, headers=page.headers)
 
     @app.get("/v1/models")
