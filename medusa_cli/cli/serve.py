@@ -1,22 +1,19 @@
 """`medusa serve`: an OpenAI-compatible server whose every reply is the model's own."""
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
-from medusa_cli.errors import DataError
 
 if TYPE_CHECKING:
+    from medusa_cli.assemble import DrafterChoice
+    from medusa_cli.config.recipe import TargetSettings
     from medusa_cli.contracts import Drafter
     from medusa_cli.model.target import Target
     from medusa_cli.serve.app import Policy
-    from medusa_cli.serve.service import Service
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,10 @@ class Listening:
     def policy(self) -> "Policy":
         """As the application takes it. Raises DataError for a file of keys without any."""
         from medusa_cli.serve.app import Policy, digest_of
+        from medusa_cli.serve.keys import keys_of
 
         return Policy(
-            keys=[digest_of(key) for key in _keys(self.api_key)],
+            keys=[digest_of(key) for key in keys_of(self.api_key)],
             body_bytes=self.max_body_bytes,
             timeout_s=self.timeout,
             origins=self.allow_origin or (),
@@ -83,10 +81,39 @@ class Rows:
     ] = 256
 
 
+@dataclass(frozen=True)
+class Spread:
+    """How many engines, under Ray Serve."""
+
+    ray: Annotated[bool, typer.Option("--ray", help="Several engines side by side, under Ray Serve.")] = False
+    replicas: Annotated[
+        str | None,
+        typer.Option(
+            "--replicas",
+            metavar="N|A..B",
+            help="Engines of --ray; 2..8: as many as requests ask for. [default: 2]",
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raise BadParameter for what can't be."""
+        if self.replicas is None:
+            return
+        if not self.ray:
+            raise typer.BadParameter("--replicas needs --ray")
+        from medusa_cli.serve.ray_app import spread_of
+
+        try:
+            spread_of(self.replicas)
+        except ValueError as error:
+            raise typer.BadParameter(f"--replicas {self.replicas}: {error}") from error
+
+
 def command(
     *,
     listening: Listening,
     rows: Rows,
+    spread: Spread,
     target: options.Target,
     guessing: options.Guessing,
     drafter: Annotated[
@@ -97,71 +124,101 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Serve the model over HTTP as OpenAI's API does; every reply is word for word the model's own."""
-    from medusa_cli.assemble import check_choice, find_heads, load_drafter, load_target_for
+    from medusa_cli.assemble import check_choice
     from medusa_cli.config.loading import load_recipe
     from medusa_cli.util.optional import need
 
+    spread.check()
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         need(package, "serve")
-    from medusa_cli.serve.run import Serving, serve
+    from medusa_cli.serve.run import serving_choice
 
     recipe = load_recipe(config, (), target)
     if guessing.suffix_memory is not None:
         raise typer.BadParameter("--suffix-memory would copy one client's replies for another: leave it out of serve")
-    policy = listening.policy()
-    if drafter is None and guessing.heads is None and find_heads(None, recipe.target.model) is None:
-        drafter = "suffix"
-    choice = guessing.choice(drafter)
+    choice = serving_choice(guessing.choice(drafter), recipe.target.model)
     check_choice(choice, recipe.target.model)
     console = Console(quiet=quiet)
+    if spread.ray:
+        _serve_replicas(listening, rows, spread, _Engine(recipe.target, choice, threads), console)
+    else:
+        _serve_one(listening, rows, _Engine(recipe.target, choice, threads), console)
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """What writes."""
+
+    target: "TargetSettings"
+    choice: "DrafterChoice"
+    threads: int | None
+
+
+def _serve_one(listening: Listening, rows: Rows, engine: _Engine, console: Console) -> None:
+    """One engine, in this process."""
+    from medusa_cli.assemble import load_drafter, load_target_for
+    from medusa_cli.serve.run import Serving, serve
 
     def load() -> "tuple[Target, Drafter]":
-        found = load_target_for(choice, recipe.target)
-        return found, load_drafter(choice, found)
-
-    def say_open() -> None:
-        _warn(listening, console)
-        health = f"http://{listening.host}:{listening.port}/health"
-        console.info(f"loading {recipe.target.model}; {health} says when it is done")
+        found = load_target_for(engine.choice, engine.target)
+        return found, load_drafter(engine.choice, found)
 
     serving = Serving(
         load,
-        say_open,
+        lambda: _say_open(engine.target.model, listening, console),
         listening.host,
         listening.port,
-        policy,
+        listening.policy(),
         rows.served_model_name,
         rows.max_model_len,
         rows.max_num_seqs,
         rows.max_queue,
     )
-    serve(serving, lambda service: _say(service, listening, console))
+    serve(serving, lambda service: _say(service.name, f"drafter {service.drafter}", listening, console))
 
 
-def _say(service: "Service", listening: Listening, console: Console) -> None:
-    where = f"http://{listening.host}:{listening.port}/v1"
-    console.info(f"{service.name} is served at {where}, drafter {service.drafter}; Ctrl-C ends it once texts are done")
+def _serve_replicas(listening: Listening, rows: Rows, spread: Spread, engine: _Engine, console: Console) -> None:
+    """Several engines, under Ray Serve."""
+    from medusa_cli.serve.ray_app import RaySettings, checked
+    from medusa_cli.serve.ray_run import RayServing, need_ray, serve_on_ray
+
+    need_ray()
+    choice, replicas = engine.choice, spread.replicas or "2"
+    given = dict(
+        target=engine.target,
+        drafter=choice.name,
+        heads=choice.heads,
+        tree=choice.tree,
+        tree_size=choice.tree_size,
+        speculate=choice.speculate,
+        draft_model=choice.wishes.draft_model,
+        drafter_errors=choice.wishes.errors,
+        served_model_name=rows.served_model_name,
+        max_model_len=rows.max_model_len,
+        max_num_seqs=rows.max_num_seqs,
+        max_queue=rows.max_queue,
+        replicas=replicas,
+        threads=engine.threads,
+    )
+    serving = RayServing(
+        checked(RaySettings, given),
+        lambda: _say_open(engine.target.model, listening, console),
+        listening.host,
+        listening.port,
+        listening.policy(),
+    )
+    name = rows.served_model_name or engine.target.model
+    serve_on_ray(serving, lambda: _say(name, f"{replicas} replicas", listening, console))
 
 
-def _warn(listening: Listening, console: Console) -> None:
-    """Say what is open to others."""
+def _say_open(model: str, listening: Listening, console: Console) -> None:
+    """Say what is open to others, and that it loads."""
     if listening.host not in ("127.0.0.1", "localhost", "::1") and not listening.api_key:
         console.warn(f"{listening.host} can be reached from other machines, and no --api-key is asked for")
+    health = f"http://{listening.host}:{listening.port}/health"
+    console.info(f"loading {model}; {health} says when it is done")
 
 
-def _keys(given: str | None) -> Sequence[str]:
-    """The keys themselves, or those in a file."""
-    if not given:
-        return ()
-    file = Path(given)
-    if not (os.sep in given or file.is_file()):
-        return (given,)
-    try:
-        keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"the file of keys can't be read: {error}", "name a text file with a key on each line"
-        ) from error
-    if not keys:
-        raise DataError(f"{file} holds no key", "write one on each line")
-    return keys
+def _say(name: str, how: str, listening: Listening, console: Console) -> None:
+    where = f"http://{listening.host}:{listening.port}/v1"
+    console.info(f"{name} is served at {where}, {how}; Ctrl-C ends it once texts are done")
