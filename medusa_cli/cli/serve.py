@@ -1,126 +1,23 @@
 """`medusa serve`: an OpenAI-compatible server whose every reply is the model's own."""
 
 import logging
-import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
-from medusa_cli.errors import DataError
-
-logger = logging.getLogger(__name__)
+from medusa_cli.cli.serve_flags import Listening, Pool, Rows, Spread
 
 if TYPE_CHECKING:
+    from medusa_cli.assemble import DrafterChoice
+    from medusa_cli.config.recipe import TargetSettings
     from medusa_cli.contracts import Drafter
     from medusa_cli.model.target import Target
-    from medusa_cli.serve.app import Policy
-    from medusa_cli.serve.pools import PoolSettings
-    from medusa_cli.serve.service import Service
 
-
-@dataclass(frozen=True)
-class Listening:
-    """Where it listens, to whom, and what it allows."""
-
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address; 0.0.0.0 is open to all.")] = (
-        "127.0.0.1"
-    )
-    port: Annotated[int, typer.Option("--port", min=1, max=65535, metavar="N", help="Port.")] = 8000
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key",
-            envvar="MEDUSA_API_KEY",
-            metavar="KEY|FILE",
-            help="A key that requests must bring, or a file with one on each line. [default: none is asked for]",
-        ),
-    ] = None
-    allow_origin: Annotated[
-        list[str] | None,
-        typer.Option("--allow-origin", metavar="URL", help="Web pages that may call (CORS); may be given again."),
-    ] = None
-    max_body_bytes: Annotated[
-        int, typer.Option("--max-body-bytes", min=1024, metavar="N", help="Size of a request at most.")
-    ] = 4 * 2**20
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="Time of a whole answer at most.")
-    ] = 600.0
-    metrics: Annotated[bool, typer.Option("--metrics/--no-metrics", help="Prometheus metrics at /metrics.")] = True
-    page: Annotated[bool, typer.Option("--page/--no-page", help="A page to chat on at /.")] = True
-
-    def policy(self) -> "Policy":
-        """As the application takes it. Raises DataError for a file of keys without any."""
-        from medusa_cli.serve.app import Policy, digest_of
-
-        return Policy(
-            keys=[digest_of(key) for key in _keys(self.api_key)],
-            body_bytes=self.max_body_bytes,
-            timeout_s=self.timeout,
-            origins=self.allow_origin or (),
-            has_metrics=self.metrics,
-            has_page=self.page,
-        )
-
-
-@dataclass(frozen=True)
-class Rows:
-    """What is served under which name, and how many texts at once."""
-
-    served_model_name: Annotated[
-        str | None,
-        typer.Option("--served-model-name", metavar="NAME", help="What clients call it. [default: the model's name]"),
-    ] = None
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            "--max-model-len", min=16, metavar="N", help="Tokens of a prompt and its text. [default: the model's]"
-        ),
-    ] = None
-    max_num_seqs: Annotated[
-        int, typer.Option("--max-num-seqs", min=1, max=1024, metavar="N", help="Texts written side by side.")
-    ] = 8
-    max_queue: Annotated[
-        int, typer.Option("--max-queue", min=0, metavar="N", help="Texts that may wait; others are told 429.")
-    ] = 256
-
-
-@dataclass(frozen=True)
-class Pool:
-    """What is kept of prompts that were read."""
-
-    prefix_pool: Annotated[
-        str,
-        typer.Option(
-            "--prefix-pool",
-            metavar="POOL",
-            help="Where keys and values of prompts are kept: memory:2GB, redis://host:6379, both by a comma, or none.",
-        ),
-    ] = "memory:1GB"
-    pool_secret: Annotated[
-        str | None,
-        typer.Option(
-            "--pool-secret",
-            envvar="MEDUSA_POOL_SECRET",
-            metavar="SECRET|FILE",
-            help="Signs what is shared: nobody without it can write what is read. [default: not signed]",
-        ),
-    ] = None
-    pool_lifetime: Annotated[
-        float, typer.Option("--pool-lifetime", min=1.0, metavar="SECONDS", help="Of what is shared.")
-    ] = 86400.0
-
-    def settings(self) -> "PoolSettings | None":
-        """As the server takes them. Raises DataError."""
-        from medusa_cli.serve.pools import PoolSettings
-
-        secrets = _keys(self.pool_secret, "secret")
-        return PoolSettings.of(self.prefix_pool, secrets[0].encode() if secrets else None, self.pool_lifetime)
+logger = logging.getLogger(__name__)
 
 
 def command(
@@ -128,6 +25,7 @@ def command(
     listening: Listening,
     rows: Rows,
     pool: Pool,
+    spread: Spread,
     target: options.Target,
     guessing: options.Guessing,
     drafter: Annotated[
@@ -141,53 +39,27 @@ def command(
     quiet: options.Quiet = False,
 ) -> None:
     """Serve the model over HTTP as OpenAI's API does; every reply is word for word the model's own."""
-    from medusa_cli.assemble import check_choice, find_heads, load_drafter, load_target_for
+    from medusa_cli.assemble import check_choice
     from medusa_cli.config.loading import load_recipe
     from medusa_cli.util.optional import need
 
+    spread.check()
     for package in ("fastapi", "uvicorn", "prometheus_client"):
         need(package, "serve")
-    from medusa_cli.serve.run import Serving, serve
+    from medusa_cli.serve.run import serving_choice
 
     recipe = load_recipe(config, (), target)
     if guessing.suffix_memory is not None:
         raise typer.BadParameter("--suffix-memory would copy one client's replies for another: leave it out of serve")
-    policy, pool_settings = listening.policy(), pool.settings()
-    if drafter is None and guessing.heads is None and find_heads(None, recipe.target.model) is None:
-        drafter = "suffix"
-    choice = guessing.choice(drafter)
+    choice = serving_choice(guessing.choice(drafter), recipe.target.model)
     check_choice(choice, recipe.target.model)
     console = Console(quiet=quiet or log_format == "json")
     _log_lines(log_format == "json", quiet, console)
-
-    def load() -> "tuple[Target, Drafter]":
-        found = load_target_for(choice, recipe.target)
-        return found, load_drafter(choice, found)
-
-    def say_open() -> None:
-        _warn(listening, console)
-        health = f"http://{listening.host}:{listening.port}/health"
-        console.info(f"loading {recipe.target.model}; {health} says when it is done")
-
-    serving = Serving(
-        load,
-        say_open,
-        listening.host,
-        listening.port,
-        policy,
-        rows.served_model_name,
-        rows.max_model_len,
-        rows.max_num_seqs,
-        rows.max_queue,
-        pool_settings,
-    )
-
-    def say_ready(service: "Service") -> None:
-        _say(service, listening, console)
-        if log_format == "json":
-            logger.info("ready", extra={"fields": {"model": service.name, "drafter": service.drafter}})
-
-    serve(serving, say_ready)
+    engine = _Engine(recipe.target, choice, threads)
+    if spread.ray:
+        _serve_replicas(listening, rows, pool, spread, engine, console)
+    else:
+        _serve_one(listening, rows, pool, engine, console)
 
 
 def _log_lines(is_json: bool, quiet: bool, console: Console) -> None:
@@ -202,32 +74,90 @@ def _log_lines(is_json: bool, quiet: bool, console: Console) -> None:
     reports.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
-def _say(service: "Service", listening: Listening, console: Console) -> None:
-    where = f"http://{listening.host}:{listening.port}/v1"
-    console.info(f"{service.name} is served at {where}, drafter {service.drafter}; Ctrl-C ends it once texts are done")
-    if listening.page:
-        console.info(f"a page to chat on: http://{listening.host}:{listening.port}/")
+@dataclass(frozen=True)
+class _Engine:
+    """What writes."""
+
+    target: "TargetSettings"
+    choice: "DrafterChoice"
+    threads: int | None
 
 
-def _warn(listening: Listening, console: Console) -> None:
-    """Say what is open to others."""
+def _serve_one(listening: Listening, rows: Rows, pool: Pool, engine: _Engine, console: Console) -> None:
+    """One engine, in this process."""
+    from medusa_cli.assemble import load_drafter, load_target_for
+    from medusa_cli.serve.run import Serving, serve
+
+    def load() -> "tuple[Target, Drafter]":
+        found = load_target_for(engine.choice, engine.target)
+        return found, load_drafter(engine.choice, found)
+
+    serving = Serving(
+        load,
+        lambda: _say_open(engine.target.model, listening, console),
+        listening.host,
+        listening.port,
+        listening.policy(),
+        rows.served_model_name,
+        rows.max_model_len,
+        rows.max_num_seqs,
+        rows.max_queue,
+        pool.settings(),
+    )
+    serve(serving, lambda service: _say(service.name, f"drafter {service.drafter}", listening, console))
+
+
+def _serve_replicas(
+    listening: Listening, rows: Rows, pool: Pool, spread: Spread, engine: _Engine, console: Console
+) -> None:
+    """Several engines, under Ray Serve."""
+    from medusa_cli.serve.ray_app import RaySettings, checked
+    from medusa_cli.serve.ray_run import RayServing, need_ray, serve_on_ray
+
+    need_ray()
+    choice, replicas = engine.choice, spread.replicas or "2"
+    given = dict(
+        target=engine.target,
+        drafter=choice.name,
+        heads=choice.heads,
+        tree=choice.tree,
+        tree_size=choice.tree_size,
+        speculate=choice.speculate,
+        draft_model=choice.wishes.draft_model,
+        drafter_errors=choice.wishes.errors,
+        served_model_name=rows.served_model_name,
+        max_model_len=rows.max_model_len,
+        max_num_seqs=rows.max_num_seqs,
+        max_queue=rows.max_queue,
+        prefix_pool=pool.prefix_pool,
+        pool_secret=pool.pool_secret,
+        pool_lifetime=pool.pool_lifetime,
+        replicas=replicas,
+        threads=engine.threads,
+    )
+    serving = RayServing(
+        checked(RaySettings, given),
+        lambda: _say_open(engine.target.model, listening, console),
+        listening.host,
+        listening.port,
+        listening.policy(),
+    )
+    name = rows.served_model_name or engine.target.model
+    serve_on_ray(serving, lambda: _say(name, f"{replicas} replicas", listening, console))
+
+
+def _say_open(model: str, listening: Listening, console: Console) -> None:
+    """Say what is open to others, and that it loads."""
     if listening.host not in ("127.0.0.1", "localhost", "::1") and not listening.api_key:
         console.warn(f"{listening.host} can be reached from other machines, and no --api-key is asked for")
+    health = f"http://{listening.host}:{listening.port}/health"
+    console.info(f"loading {model}; {health} says when it is done")
 
 
-def _keys(given: str | None, noun: str = "key") -> Sequence[str]:
-    """The keys themselves, or those in a file."""
-    if not given:
-        return ()
-    file = Path(given)
-    if not (os.sep in given or file.is_file()):
-        return (given,)
-    try:
-        keys = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"the file of {noun}s can't be read: {error}", f"name a text file with a {noun} on each line"
-        ) from error
-    if not keys:
-        raise DataError(f"{file} holds no {noun}", "write one on each line")
-    return keys
+def _say(name: str, how: str, listening: Listening, console: Console) -> None:
+    if console.quiet:  # lines of JSON, or none
+        logger.info("ready", extra={"fields": {"model": name, "how": how}})
+    where = f"http://{listening.host}:{listening.port}"
+    console.info(f"{name} is served at {where}/v1, {how}; Ctrl-C ends it once texts are done")
+    if listening.page:
+        console.info(f"a page to chat on: {where}/")

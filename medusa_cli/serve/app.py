@@ -6,7 +6,7 @@ import hmac
 import json
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,11 +67,18 @@ class State:
     service: Service | None = None
     fault: str | None = None
     metrics: Metrics = field(default_factory=Metrics)
-    loading: asyncio.Future[None] | None = None
 
 
 def make_app(state: State, on_start: Callable[[], Awaitable[None]], on_end: Callable[[], Awaitable[None]]) -> FastAPI:
     """The application; `on_start` begins to load, `on_end` lets texts end."""
+
+    app = bare_app(state.policy, on_start, on_end)
+    _add_routes(app, state)
+    return app
+
+
+def bare_app(policy: Policy, on_start: Callable[[], Awaitable[None]], on_end: Callable[[], Awaitable[None]]) -> FastAPI:
+    """An application without routes: who may call from where, and errors in OpenAI's form."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -82,13 +89,10 @@ def make_app(state: State, on_start: Callable[[], Awaitable[None]], on_end: Call
     app = FastAPI(title="medusa", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     # a redirection names whatever host the request named
     app.router.redirect_slashes = False
-    if state.policy.origins:
-        app.add_middleware(
-            CORSMiddleware, allow_origins=list(state.policy.origins), allow_methods=["*"], allow_headers=["*"]
-        )
+    if policy.origins:
+        app.add_middleware(CORSMiddleware, allow_origins=list(policy.origins), allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(RequestLog)
     _add_errors(app)
-    _add_routes(app, state)
     return app
 
 
@@ -123,11 +127,11 @@ def _add_routes(app: FastAPI, state: State) -> None:
             return Response(text, media_type=kind)
 
     if state.policy.has_page:
-        page = make_page()
+        front = make_page()
 
         @app.api_route("/", methods=["GET", "HEAD"])
         async def page() -> Response:
-            return HTMLResponse(page.html, headers=page.headers)
+            return HTMLResponse(front.html, headers=front.headers)
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
@@ -161,13 +165,13 @@ def _model(service: Service) -> dict[str, Any]:
 
 def _service(state: State, request: Request) -> Service:
     """What answers, for who may ask. Raises ApiError."""
-    _check_key(state.policy, request)
+    check_key(state.policy, request)
     if state.service is None:
         raise ApiError(503, state.fault or "the model is being loaded", headers={"Retry-After": "5"})
     return state.service
 
 
-def _check_key(policy: Policy, request: Request) -> None:
+def check_key(policy: Policy, request: Request) -> None:
     """Raise ApiError for a key that isn't one of those; every one is compared, in constant time."""
     if not policy.keys:
         return
@@ -183,8 +187,8 @@ def digest_of(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-async def _body(request: Request, most: int) -> Any:
-    """The JSON of a request. Raises ApiError for one that is too large, or none."""
+async def body_of(request: Request, most: int) -> bytes:
+    """All of a request's body. Raises ApiError for one that is too large."""
     held = bytearray()
     try:
         async for piece in request.stream():
@@ -193,15 +197,20 @@ async def _body(request: Request, most: int) -> Any:
                 raise ApiError(413, f"the body has more than {most} bytes", None, "body_too_large")
     except ClientDisconnect as error:  # nobody reads this
         raise ApiError(400, "the body ends too early") from error
+    return bytes(held)
+
+
+async def _document(request: Request, most: int) -> Any:
+    """The JSON of a request. Raises ApiError for one that is too large, or none."""
     try:
-        return parse_json(bytes(held))
+        return parse_json(await body_of(request, most))
     except (ValueError, UnicodeDecodeError) as error:
         raise ApiError(400, "the body is no JSON") from error
 
 
 async def _answer(state: State, request: Request, kind: type[Wanted]) -> Response:
     service = _service(state, request)
-    wanted = parsed(kind, await _body(request, state.policy.body_bytes))
+    wanted = parsed(kind, await _document(request, state.policy.body_bytes))
     news: asyncio.Queue[News] = asyncio.Queue()
     loop = asyncio.get_running_loop()
 
@@ -226,7 +235,7 @@ async def _answer(state: State, request: Request, kind: type[Wanted]) -> Respons
     told, request.state.call = state.metrics.follow(call), call
     following = _following(state, call, news, told)
     if wanted.stream:
-        return _Stream(_events(service, call, following), lambda: service.worker.cancel(call.asked))
+        return EventStream(_events(service, call, following), lambda: service.worker.cancel(call.asked))
     return await _whole(service, call, following, request)
 
 
@@ -241,13 +250,18 @@ async def _prefetched(service: Service, call: Call) -> None:
         await asyncio.to_thread(service.worker.prefixes.pool.interrupt)
 
 
-class _Stream(StreamingResponse):
+class EventStream(StreamingResponse):
     """Server-sent events; `free` is called at their end, also where the client left before the first."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], free: Callable[[], None]) -> None:
-        super().__init__(events)
+    def __init__(
+        self,
+        events: AsyncIterator[str] | AsyncIterator[bytes],
+        free: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(events, headers=headers)
         self._free = free
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -303,7 +317,7 @@ async def _whole(
                 logprobs[index] += more or []
 
     gathering = asyncio.ensure_future(gather())
-    gone = asyncio.ensure_future(_gone(request))
+    gone = asyncio.ensure_future(until_gone(request))
     await asyncio.wait({gathering, gone}, return_when=asyncio.FIRST_COMPLETED)
     if not gathering.done():
         gathering.cancel()
@@ -319,7 +333,7 @@ async def _whole(
     return JSONResponse(document)
 
 
-async def _gone(request: Request) -> None:
+async def until_gone(request: Request) -> None:
     """Return when the client has closed the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -340,13 +354,14 @@ async def _events(service: Service, call: Call, following: Following) -> AsyncIt
                     choice = documents.chunk_of(call, index, words, logprobs, service.words_of, first=first)
                     if call.wanted.includes_steps:
                         choice["steps"] = steps
-                    yield _event({**head, "choices": [choice], **extra})
+                    yield event_of({**head, "choices": [choice], **extra})
         if call.wanted.includes_usage:
-            yield _event({**head, "choices": [], **documents.ended(call)})
+            yield event_of({**head, "choices": [], **documents.ended(call)})
         yield "data: [DONE]\n\n"
     except ApiError as error:  # the status is sent already
-        yield _event(error.document())
+        yield event_of(error.document())
 
 
-def _event(document: dict[str, Any]) -> str:
+def event_of(document: dict[str, Any]) -> str:
+    """One server-sent event."""
     return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
 import uvicorn
+from fastapi import FastAPI
 
+from medusa_cli.assemble import DrafterChoice, find_heads
 from medusa_cli.contracts import Drafter
 from medusa_cli.errors import DataError, MedusaError
 from medusa_cli.model.target import Target
@@ -46,50 +48,95 @@ class Serving:
     pool: PoolSettings | None = None
 
 
+@dataclass(frozen=True)
+class Life:
+    """What happens while a server runs.
+
+    load       makes what answers; what it raises ends the server
+    end        lets texts end
+    on_open    told that the port is open and loading begins
+    on_fault   told in words that loading failed, for those who ask meanwhile
+    """
+
+    load: Callable[[], Awaitable[None]]
+    end: Callable[[], Awaitable[None]]
+    on_open: Callable[[], None]
+    on_fault: Callable[[str], None]
+
+
+Hook = Callable[[], Awaitable[None]]
+
+
 def serve(serving: Serving, on_ready: Callable[[Service], None]) -> None:
     """Serve until a signal ends it.
 
     Raises DataError where the port can't be had, and what loading raises, once the port is closed again.
     """
-    listening = _listen(serving.host, serving.port)
-    state, failed = State(serving.policy), list[BaseException]()
+    state = State(serving.policy)
 
-    def load() -> Service:
-        target, drafter = serving.load()
-        longest = min(length for length in (serving.max_model_len, target.context_limit, LONGEST) if length)
-        prefixes = serving.pool.open(target, drafter) if serving.pool else None
-        worker = Worker(target, drafter, serving.max_rows, serving.max_waiting, longest, prefixes)
-        worker.start()
-        return Service(target, worker, serving.name or target.name, serving.max_model_len)
-
-    async def begin() -> None:
-        serving.on_open()
-
-        async def loading() -> None:
-            try:
-                state.service = await asyncio.to_thread(load)
-                on_ready(state.service)
-            # a bug of ours ends the server as a mistake of the user's does, and is told by who called
-            except Exception as error:
-                state.fault = error.message if isinstance(error, MedusaError) else "the model could not be loaded"
-                failed.append(error)
-                server.should_exit = True
-
-        state.loading = asyncio.ensure_future(loading())  # kept, or it might be collected
+    async def load() -> None:
+        state.service = await asyncio.to_thread(load_service, serving)
+        on_ready(state.service)
 
     async def end() -> None:
         if state.service is not None:
             await asyncio.to_thread(state.service.worker.close, DRAIN_S)
 
-    app = make_app(state, begin, end)
+    def on_fault(told: str) -> None:
+        state.fault = told
+
+    life = Life(load, end, serving.on_open, on_fault)
+    run_app(lambda begin, end: make_app(state, begin, end), serving.host, serving.port, life)
+
+
+def run_app(make: Callable[[Hook, Hook], FastAPI], host: str, port: int, life: Life) -> None:
+    """Run an application until a signal ends it; `make` is told what to do at its start and its end. As `serve`."""
+    listening = _listen(host, port)
+    failed, kept = list[BaseException](), set[asyncio.Future[None]]()
+
+    async def loading() -> None:
+        try:
+            await life.load()
+        # a bug of ours ends the server as a mistake of the user's does, and is told by who called
+        except Exception as error:
+            life.on_fault(error.message if isinstance(error, MedusaError) else "the model could not be loaded")
+            failed.append(error)
+            server.should_exit = True
+
+    async def begin() -> None:
+        life.on_open()
+        kept.add(asyncio.ensure_future(loading()))  # kept, or it might be collected
+
     server = uvicorn.Server(
         uvicorn.Config(
-            app, serving.host, serving.port, log_config=None, access_log=False, timeout_graceful_shutdown=int(DRAIN_S)
+            make(begin, life.end),
+            host,
+            port,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=int(DRAIN_S),
         )
     )
     server.run([listening])
     if failed:
         raise failed[0]
+
+
+def load_service(serving: Serving) -> Service:
+    """The model behind the API, its engine running. Raises what loading raises."""
+    target, drafter = serving.load()
+    longest = min(length for length in (serving.max_model_len, target.context_limit, LONGEST) if length)
+    prefixes = serving.pool.open(target, drafter) if serving.pool else None
+    worker = Worker(target, drafter, serving.max_rows, serving.max_waiting, longest, prefixes)
+    worker.start()
+    return Service(target, worker, serving.name or target.name, serving.max_model_len)
+
+
+def serving_choice(choice: DrafterChoice, model: str) -> DrafterChoice:
+    """Who guesses where nobody is named: those that heads are known for, else who copies from the text itself."""
+    if choice.name is None and choice.heads is None and find_heads(None, model) is None:
+        return replace(choice, name="suffix")
+    return choice
 
 
 def _listen(host: str, port: int) -> socket.socket:
