@@ -107,7 +107,7 @@ def _stats(chat: Chat, _: str) -> None:
     tokens = sum(reply.completion_tokens or 0 for reply in told)
     steps = sum(reply.num_steps or 0 for reply in told)
     seconds = sum(reply.duration for reply in chat.replies)
-    chat.console.say(f"{chat.partner.name}: {len(chat.replies)} replies, {tokens:,} tokens in {seconds:.1f} s")
+    chat.console.say(f"{chat.partner.name}: replies {len(chat.replies)}, tokens {tokens:,}, {seconds:.1f} s")
     if steps:
         chat.console.say(f"{sum(reply.stepped for reply in told) / steps:.2f} tokens a step")
     if told and chat.talk.turns:

@@ -1,8 +1,8 @@
 """Turns typed at a terminal: lines that can be edited, a history to go back in, names that Tab completes."""
 
 import sys
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from medusa_cli.cli.chatting.history import History, history_file
 from medusa_cli.cli.chatting.turns_said import Said, next_turn
@@ -80,3 +80,25 @@ class Keyboard:
         self._history = None
         told = error.message if isinstance(error, MedusaError) else error.strerror
         self._console.warn(f"what is typed is not kept for the next conversation: {told}")
+
+
+@contextmanager
+def unechoed() -> Iterator[None]:
+    """Inside, what is typed doesn't show on the terminal, where a reply is being written; the next line has it."""
+    try:
+        import termios
+    except ImportError:
+        yield
+        return
+    try:
+        before = termios.tcgetattr(sys.stdin.fileno())
+    except (termios.error, OSError, ValueError):
+        yield
+        return
+    flags = 3
+    silent = [*before[:flags], before[flags] & ~termios.ECHO, *before[flags + 1 :]]
+    termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, before)

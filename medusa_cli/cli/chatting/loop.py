@@ -5,10 +5,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from medusa_cli.cli.chatting.flow import Flow
+from medusa_cli.cli.chatting.keyboard import unechoed
 from medusa_cli.cli.chatting.reply import BROKEN, STOPPED, Manner, Partner, Reply
 from medusa_cli.cli.chatting.talk import Talk
 from medusa_cli.cli.chatting.turns_said import Said
 from medusa_cli.cli.console import Console
+from medusa_cli.cli.drawing import width_of
 from medusa_cli.cli.signals import first_interrupt
 from medusa_cli.errors import DataError, MedusaError
 
@@ -62,8 +65,6 @@ class Chat:
         messages, self.talk.unanswered = self.talk.messages(question), question
         reply = Reply(len(self.replies))
         broken = self._write(messages, reply)
-        if reply.text and not reply.text.endswith("\n"):
-            self.console.stream("\n")
         self.replies.append(reply)
         if reply.text or broken is None and reply.finish_reason != STOPPED:
             self.talk.add(question, reply.text)
@@ -90,20 +91,25 @@ class Chat:
     def _write(self, messages: Any, reply: Reply) -> MedusaError | KeyboardInterrupt | None:
         """Let it be written; what broke it off, unless somebody who types stopped it."""
         broken: MedusaError | KeyboardInterrupt | None = None
+        flow = Flow(lambda: width_of(sys.stdout) if sys.stdout.isatty() else None)
         try:
             with ExitStack() as stack:
                 if self.typed:
+                    stack.enter_context(unechoed())
                     stack.enter_context(first_interrupt(self.partner.stop))
                 for piece in self.partner.write(messages, self.manner, reply):
                     reply.add(piece)
                     if piece:
-                        self.console.stream(shown(piece))
+                        self.console.stream(flow.feed(shown(piece)))
         except KeyboardInterrupt as interrupt:
             reply.finish_reason = STOPPED
             broken = None if self.typed else interrupt
         except MedusaError as error:
             reply.finish_reason, broken = BROKEN, error
         reply.end()
+        self.console.stream(flow.flush())
+        if reply.text and not reply.text.endswith("\n"):
+            self.console.stream("\n")
         return broken
 
     def _tell(self, reply: Reply) -> None:

@@ -1,5 +1,6 @@
 """`/set NAME VALUE` in a conversation: read as the command line reads the flag of that name."""
 
+import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from typing import Any
@@ -26,6 +27,11 @@ def changed(manner: Manner, words: str, check: Callable[[Manner], None]) -> Mann
     """
     name, _, value = words.strip().partition(" ")
     name, value = name.lstrip("-").replace("_", "-"), value.strip()
+    known = [setting for setting, _ in listed(manner)]
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(f"there is no setting {name}", f"{meant}/set alone lists them")
     try:
         given = _parsed(name, value)
         found = {field: given[field] for field in given if field.replace("_", "-") == name}
@@ -34,7 +40,7 @@ def changed(manner: Manner, words: str, check: Callable[[Manner], None]) -> Mann
         check(changed)
     except typer.TyperException as error:
         told = " ".join(error.format_message().split()).rstrip(".")
-        raise RecipeError(told[:1].lower() + told[1:], "/set alone lists what can be set") from error
+        raise RecipeError(told[:1].lower() + told[1:], "/set alone lists the settings") from error
     return changed
 
 
