@@ -20,10 +20,7 @@ class Flow:
         width = self._width()
         if width is None:
             return self.flush() + piece
-        out = "".join(self._take(each, width) for each in piece)
-        if _columns(self._held) >= width:  # longer than any line
-            out += self._settle(width)
-        return out
+        return "".join(self._take(each, width) for each in piece)
 
     def flush(self) -> str:
         """What is still held."""
@@ -36,16 +33,21 @@ class Flow:
         begins = each == " " and not self._held.endswith(" ")
         out = self._settle(width) if begins or _is_wide(each) else ""
         self._held += each
-        return out
+        return out if _columns(self._held) < width else out + self._settle(width)
 
     def _settle(self, width: int) -> str:
-        """The held word, on a line of its own where this one has no room for it."""
+        """The held word, on a line of its own where this one has no room for it.
+
+        What no space stands before goes on where a word longer than a line was broken, or may be broken anywhere.
+        """
         word, self._held = self._held, ""
         bare, columns = word.lstrip(" "), _columns(word)
-        if bare and width and self._column > 0 and self._column + columns > width:
+        if bare and bare != word and width and self._column > 0 and self._column + columns > width:
             self._column = _columns(bare)
             return f"\n{bare}"
         self._column += columns
+        if width and self._column > width:  # the terminal has broken it
+            self._column = (self._column - 1) % width + 1
         return word
 
 
