@@ -32,6 +32,7 @@ from medusa_cli.util.process_rank import follows
 COMMANDS: tuple[str, ...] = (
     "medusa_cli.cli.train_heads",
     "medusa_cli.cli.generate",
+    "medusa_cli.cli.chat",
     "medusa_cli.cli.bench",
     "medusa_cli.cli.serve",
     "medusa_cli.cli.inspect_tree",

@@ -92,6 +92,12 @@ class Console:
         if not self.quiet:
             self._log(message)
 
+    def aside(self, message: str) -> None:
+        """A line of log on stderr that is less than what stands around it: dim on a terminal."""
+        if not self.quiet:
+            dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+            print(f"\x1b[2m{wrapped(message, sys.stderr)}\x1b[0m" if dim else message, file=sys.stderr, flush=True)
+
     def debug(self, message: str) -> None:
         """A line of log on stderr that only --verbose shows."""
         if self.verbose:

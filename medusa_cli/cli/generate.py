@@ -5,20 +5,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console, GateFailed
+from medusa_cli.cli.parts import load_parts, own_stops
 from medusa_cli.cli.prompting import PromptSource
 from medusa_cli.cli.streaming import Answer, write_answers
-from medusa_cli.cli.streams import as_written
-from medusa_cli.cli.wishes import ChoosingFlags, WritingFlags
+from medusa_cli.cli.wishes import ChoosingFlags, EndingFlags, WritingFlags
 
 if TYPE_CHECKING:
-    from medusa_cli.assemble import DrafterChoice, Sampling
-    from medusa_cli.config.recipe import Recipe
     from medusa_cli.decode.loop import Parts
 
 
 def command(
     *,
     source: PromptSource,
+    ending: EndingFlags,
     writing: WritingFlags,
     wanted: ChoosingFlags,
     guessing: options.Guessing,
@@ -38,6 +37,7 @@ def command(
     from medusa_cli.config.loading import load_recipe
 
     wanted.check()
+    ending.check()
     writing.check_usage(wanted)
     recipe = load_recipe(config, (), target)
     console = output.console
@@ -52,9 +52,8 @@ def command(
     choice = guessing.choice(drafter)
     check_choice(choice, recipe.target.model)
     with console.waiting(f"loading {recipe.target.model}"):
-        writer = _load(recipe, choice, sampling, console)
-    stops = (*(as_written(text) for text in writing.stop or ()), *_own_stops(writer, console))
-    wish = writing.wish(source.chat, stops)
+        writer = load_parts(recipe, choice, sampling, console)
+    wish = writing.wish(source.chat, ending, own_stops(writer, console))
     meter = Meter()
     answers = write_answers(writer, asked, wish, console)
     if not meter.read().busy:
@@ -63,46 +62,6 @@ def command(
     console.print_json(documents[0] if source.prompt_file is None else documents, output.output_json)
     if writing.check:
         _gate(answers, console)
-
-
-def _load(recipe: "Recipe", choice: "DrafterChoice", sampling: "Sampling", console: Console) -> "Parts":
-    """The model, its heads and its rule; says what was chosen."""
-    from medusa_cli.assemble import find_heads, load_choosing, load_drafter, load_target_for
-    from medusa_cli.decode.loop import Parts
-    from medusa_cli.drafters.none import NoDrafter
-
-    target = load_target_for(choice, recipe.target)
-    if target.identity.adapter:
-        console.info(f"the heads come with an adapter: what is written is the text of {target.name} with it")
-    drafter = load_drafter(choice, target)
-    console.debug(
-        f"{target.name}: {target.dtype_name} on {target.device}, "
-        f"{target.identity.runner} runner, {target.identity.attention} attention"
-    )
-    if isinstance(drafter, NoDrafter) and choice.name is None and choice.speculate != "off":
-        known = find_heads(choice.heads, target.name) is not None
-        why = "the tree is empty" if known else f"no heads are known for {target.name}, medusa train-heads makes some"
-        console.info(f"decoding plainly: {why}")
-    choosing = load_choosing(sampling, target)
-    if choosing.followed:
-        listed = ", ".join(f"{name} {value}" for name, value in choosing.followed.items())
-        console.info(f"as the model's generation_config says: {listed}")
-    if not choosing.rule.exact:
-        console.warn("typical acceptance is not exact: the text is plausible, but not the model's own")
-    return Parts(target, drafter, choosing.rule, choosing.shaping, recipe.seed)
-
-
-def _own_stops(parts: "Parts", console: Console) -> tuple[str, ...]:
-    """The stop strings of the model's own settings; says which of these are followed and which can't be."""
-    from medusa_cli.acceptance.logits_processors import left_out_of, stop_strings_of
-
-    config = parts.target.model.generation_config
-    if left_out := left_out_of(config):
-        listed = ", ".join(f"{name} {value}" for name, value in left_out.items())
-        console.warn(f"the model's generation_config asks for {listed}: not done here, one text is written plainly")
-    if stops := stop_strings_of(config):
-        console.info(f"as the model's generation_config says: texts end before {' or '.join(map(repr, stops))}")
-    return stops
 
 
 def _document(parts: "Parts", answer: Answer, heads: str | None, seed: int, checked: bool) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -60,3 +60,21 @@ class Stops:
             raise KeyboardInterrupt
         # printing could meet a print that is under way
         os.write(2, _PATIENCE)
+
+
+@contextmanager
+def first_interrupt(stop: Callable[[], object]) -> Iterator[None]:
+    """Inside, the first Ctrl-C calls `stop`; a further one raises KeyboardInterrupt wherever the run is."""
+    left = iter([stop])
+
+    def hear(number: int, _: FrameType | None) -> None:
+        following = next(left, None)
+        if following is None:
+            raise KeyboardInterrupt
+        following()
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""How texts of `medusa generate` are wanted: the flags about writing and choosing, as two dataclasses."""
+"""How texts are wanted: the flags about choosing, ending and writing, each kind a dataclass."""
 
 import math
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from medusa_cli.cli.streaming import Wish
+from medusa_cli.cli.streams import as_written
 from medusa_cli.config.recipe import NEW_TOKENS
 
 
@@ -88,8 +89,8 @@ class ChoosingFlags:
 
 
 @dataclass(frozen=True)
-class WritingFlags:
-    """How much is written, how it ends and is shown."""
+class EndingFlags:
+    """How much is written, and how it ends."""
 
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", "-n", min=1, metavar="N", help="Budget of new tokens.")
@@ -100,6 +101,22 @@ class WritingFlags:
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End before this text; may be given again.")
     ] = None
+
+    def check(self) -> None:
+        """Refuse a stop that is everywhere."""
+        if self.stop and not all(self.stop):
+            raise typer.BadParameter("--stop needs some text to stop at")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end a text."""
+        return tuple(as_written(text) for text in self.stop or ())
+
+
+@dataclass(frozen=True)
+class WritingFlags:
+    """How prompts are taken together, shown and judged."""
+
     batch_size: Annotated[
         int, typer.Option("--batch-size", min=1, metavar="N", help="Prompts of a file written at once.")
     ] = 8
@@ -107,12 +124,11 @@ class WritingFlags:
     check: Annotated[bool, typer.Option("--check", help="Decode plainly as well; exit 3 at a mismatch.")] = False
 
     def check_usage(self, choosing: ChoosingFlags) -> None:
-        """Refuse what can't be judged, and a stop that is everywhere."""
+        """Refuse what can't be judged."""
         if self.check and choosing.temperature > 0:
             raise typer.BadParameter("--check judges greedy texts, by how near a tie was; leave out --temperature")
-        if self.stop and not all(self.stop):
-            raise typer.BadParameter("--stop needs some text to stop at")
 
-    def wish(self, chat: bool | None, stops: tuple[str, ...]) -> Wish:
-        """What is wanted, the model's own stops among them."""
-        return Wish(self.max_new_tokens, chat, stops, self.ignore_eos, self.stream, self.check, self.batch_size)
+    def wish(self, chat: bool | None, ending: EndingFlags, own_stops: tuple[str, ...]) -> Wish:
+        """What is wanted, the model's own stops among it."""
+        stops = (*ending.stops, *own_stops)
+        return Wish(ending.max_new_tokens, chat, stops, ending.ignore_eos, self.stream, self.check, self.batch_size)
