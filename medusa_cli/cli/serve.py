@@ -64,14 +64,15 @@ def command(
 
 def _log_lines(is_json: bool, quiet: bool, console: Console) -> None:
     """Requests, and what else the program reports, a line each."""
-    from medusa_cli.serve.request_log import LineHandler
+    from medusa_cli.serve.request_log import NAME_OF_LOG, LineHandler
 
     def show(level: int, line: str) -> None:
         (console.warn if level >= logging.WARNING else console.info)(line)
 
-    reports = logging.getLogger("medusa_cli")
-    reports.handlers = [LineHandler(sys.stderr if is_json else None, show)]
-    reports.setLevel(logging.WARNING if quiet else logging.INFO)
+    for name in ("medusa_cli", NAME_OF_LOG):
+        reports = logging.getLogger(name)
+        reports.handlers = [LineHandler(sys.stderr if is_json else None, show)]
+        reports.setLevel(logging.WARNING if quiet else logging.INFO)
 
 
 @dataclass(frozen=True)

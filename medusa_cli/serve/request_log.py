@@ -12,7 +12,8 @@ from typing import Any, TextIO
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-logger = logging.getLogger(__name__)
+NAME_OF_LOG = "medusa.requests"  # not below the package's: who doesn't ask for these lines sees none
+logger = logging.getLogger(NAME_OF_LOG)
 
 HEADER = "X-Request-Id"
 NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")

@@ -1,6 +1,7 @@
 """Run the server: the port opens at once, the model loads behind it, and texts end before the process does."""
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -129,7 +130,14 @@ def load_service(serving: Serving) -> Service:
     prefixes = serving.pool.open(target, drafter) if serving.pool else None
     worker = Worker(target, drafter, serving.max_rows, serving.max_waiting, longest, prefixes)
     worker.start()
+    settle()
     return Service(target, worker, serving.name or target.name, serving.max_model_len)
+
+
+def settle() -> None:
+    """What is loaded stays: the collector need not look through it each time that a large request was read."""
+    gc.collect()
+    gc.freeze()
 
 
 def serving_choice(choice: DrafterChoice, model: str) -> DrafterChoice:

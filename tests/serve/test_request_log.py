@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from medusa_cli.serve.app import Policy, digest_of
-from medusa_cli.serve.request_log import LineHandler, as_text
+from medusa_cli.serve.request_log import NAME_OF_LOG, LineHandler, as_text
 from tests.serve.conftest import Served, serving
 from tests.serve.test_api import CHAT, GO, HI, WORDS
 from tests.serve.test_engine_thread import waits_for
@@ -27,7 +27,7 @@ def lines() -> Iterator[list[dict[str, Any]]]:
             found.append(json.loads(text))
             return len(text)
 
-    logger = logging.getLogger("medusa_cli.serve.request_log")
+    logger = logging.getLogger(NAME_OF_LOG)
     handler, level = LineHandler(Lines(), lambda *_: None), logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
