@@ -22,6 +22,7 @@ from medusa_cli.serve.schema import ChatRequest, CompletionRequest, Wanted
 from medusa_cli.serve.steps import StepTeller
 from medusa_cli.serve.worker import Asked, News, Worker
 
+MOST_DIGITS = 20  # of a token's id: Python reads no number of thousands
 MOST_SETTINGS = 256  # ways of choosing that are kept: rows that share one are decided together
 
 
@@ -218,8 +219,11 @@ def _sampling(wanted: Wanted, vocab_size: int) -> Sampling:
 def _bias(wanted: Wanted, vocab_size: int) -> list[tuple[int, float]]:
     found = []
     for token, bias in (wanted.logit_bias or {}).items():
-        if not token.isascii() or not token.isdigit() or int(token) >= vocab_size:
-            raise ApiError(400, f"logit_bias: {token!r} is no token of this model", "logit_bias", "invalid_value")
+        is_number = token.isascii() and token.isdigit() and len(token) < MOST_DIGITS
+        if not is_number or int(token) >= vocab_size:
+            raise ApiError(
+                400, f"logit_bias: {token[:MOST_DIGITS]!r} is no token of this model", "logit_bias", "invalid_value"
+            )
         found.append((int(token), bias))
     return found
 

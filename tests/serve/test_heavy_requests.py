@@ -99,6 +99,12 @@ def test_a_fault_repeated_without_end_is_found_once(
     assert counts[0] < 10
 
 
+def test_a_token_of_more_digits_than_python_reads_is_none(served: Served) -> None:
+    answer = served.post(CHAT, HI | {"logit_bias": {"5" * 5000: 1}})
+    assert answer.status_code == 400
+    assert "is no token of this model" in answer.json()["error"]["message"]
+
+
 def test_a_bias_for_many_tokens_is_taken(served: Served) -> None:
     bias = {str(token): -1 for token in range(97)}
     assert served.post(CHAT, HI | {"logit_bias": bias}).status_code == 200
