@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +11,10 @@ import typer
 
 from medusa_cli.cli import options
 from medusa_cli.cli.console import Console
+from medusa_cli.cli.signals import at_ctrl_c
 from medusa_cli.cli.streams import as_written
 from medusa_cli.cli.wishes import ChoosingFlags, EndingFlags
-from medusa_cli.errors import DataError, MedusaError
+from medusa_cli.errors import DataError
 
 if TYPE_CHECKING:
     from medusa_cli.cli.chatting.here import Here
@@ -147,16 +148,14 @@ def _converse(chat: "Chat", output: options.Output, *, keep: bool) -> None:
     """Until it ends. The document is written however that was: what was said is worth as much after a mistake."""
     from medusa_cli.cli.chatting import commands
 
-    ended_by: MedusaError | KeyboardInterrupt | None = None
     if chat.typed:
         chat.console.aside(f"{chat.partner.name}; /help lists commands, Ctrl-D leaves")
     try:
-        chat.run(_turns(chat, keep), commands.obey)
-    except (MedusaError, KeyboardInterrupt) as error:
-        ended_by = error
-    chat.console.print_json(chat.document(), output.output_json)
-    if ended_by is not None:
-        raise ended_by
+        # at a terminal Ctrl-C means a line, or a reply; what is done between these is done whole
+        with at_ctrl_c() if chat.typed else nullcontext():
+            chat.run(_turns(chat, keep), commands.obey)
+    finally:
+        chat.console.print_json(chat.document(), output.output_json)
 
 
 def _turns(chat: "Chat", keep: bool) -> "Callable[[], Said | None]":

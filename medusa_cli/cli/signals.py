@@ -62,16 +62,20 @@ class Stops:
         os.write(2, _PATIENCE)
 
 
+def interrupt() -> None:
+    """Raise KeyboardInterrupt, as Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
 @contextmanager
-def first_interrupt(stop: Callable[[], object]) -> Iterator[None]:
-    """Inside, the first Ctrl-C calls `stop`; a further one raises KeyboardInterrupt wherever the run is."""
-    left = iter([stop])
+def at_ctrl_c(*answers: Callable[[], object]) -> Iterator[None]:
+    """Inside, each Ctrl-C calls the next of these; those that come after the last change nothing."""
+    left = iter(answers)
 
     def hear(number: int, _: FrameType | None) -> None:
-        following = next(left, None)
-        if following is None:
-            raise KeyboardInterrupt
-        following()
+        answer = next(left, None)
+        if answer is not None:
+            answer()
 
     before = signal.signal(signal.SIGINT, hear)
     try:

@@ -141,9 +141,13 @@ def test_a_failure_is_told_in_words_and_loses_nothing(chat: Medusa, tmp_path: Pa
 
 
 def test_a_context_that_our_server_finds_full_is_told_so(chat: Medusa, ours: Served) -> None:
-    done = chat(ours.url, stdin="w5 " * 70 + "\n")
+    most = ours.target.context_limit
+    assert most
+    cut = chat(ours.url, stdin="w5 " * (most - 20) + "\n")
+    assert "; cut off, the server allows no more: /reset begins another conversation" in cut.err
+    done = chat(ours.url, stdin="w5 " * most + "\n")
     assert done.code == 1
-    assert "maximum context length is 64" in done.err
+    assert f"maximum context length is {most}" in done.err
     assert "the context is full: /save FILE keeps the conversation, /reset begins another" in done.err
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from medusa_cli.cli.chatting.history import History, history_file
 from medusa_cli.cli.chatting.turns_said import Said, next_turn
 from medusa_cli.cli.console import Console
+from medusa_cli.cli.signals import at_ctrl_c, interrupt
 from medusa_cli.errors import MedusaError
 
 
@@ -33,6 +34,10 @@ class Keyboard:
         return said
 
     def _line(self, prompt: str) -> str | None:
+        with at_ctrl_c(interrupt):
+            return self._read(prompt)
+
+    def _read(self, prompt: str) -> str | None:
         if not self._edits:  # the prompt is no part of what goes elsewhere
             print(prompt, end="", file=sys.stderr, flush=True)
             line = sys.stdin.readline()
@@ -96,7 +101,8 @@ def unechoed() -> Iterator[None]:
         yield
         return
     flags = 3
-    silent = [*before[:flags], before[flags] & ~termios.ECHO, *before[flags + 1 :]]
+    # line by line, a Ctrl-D would be taken for an end that is gone by the time somebody reads
+    silent = [*before[:flags], before[flags] & ~termios.ECHO & ~termios.ICANON, *before[flags + 1 :]]
     termios.tcsetattr(sys.stdin.fileno(), termios.TCSANOW, silent)
     try:
         yield

@@ -12,7 +12,7 @@ from medusa_cli.cli.chatting.talk import Talk
 from medusa_cli.cli.chatting.turns_said import Said
 from medusa_cli.cli.console import Console
 from medusa_cli.cli.drawing import width_of
-from medusa_cli.cli.signals import first_interrupt
+from medusa_cli.cli.signals import at_ctrl_c, interrupt
 from medusa_cli.errors import DataError, MedusaError
 
 HOW_TO_LEAVE = "Ctrl-D or /exit leaves"
@@ -96,14 +96,14 @@ class Chat:
             with ExitStack() as stack:
                 if self.typed:
                     stack.enter_context(unechoed())
-                    stack.enter_context(first_interrupt(self.partner.stop))
+                    stack.enter_context(at_ctrl_c(self.partner.stop, interrupt))
                 for piece in self.partner.write(messages, self.manner, reply):
                     reply.add(piece)
                     if piece:
                         self.console.stream(flow.feed(shown(piece)))
-        except KeyboardInterrupt as interrupt:
+        except KeyboardInterrupt as pressed:
             reply.finish_reason = STOPPED
-            broken = None if self.typed else interrupt
+            broken = None if self.typed else pressed
         except MedusaError as error:
             reply.finish_reason, broken = BROKEN, error
         reply.end()
@@ -125,9 +125,10 @@ class Chat:
             return "; stopped, the part stays" if reply.text else "; stopped, the question is taken back"
         if reply.finish_reason != "length":
             return ""
-        held = (reply.prompt_tokens or 0) + (reply.completion_tokens or 0)
-        if self.partner.context is not None and held >= self.partner.context:
-            return "; cut off, the context is full: /reset begins another conversation"
+        tokens = reply.completion_tokens
+        if tokens is not None and tokens < self.manner.ending.max_new_tokens:
+            full = "the context is full" if self.partner.context else "the server allows no more"
+            return f"; cut off, {full}: /reset begins another conversation"
         return "; cut off, /set max-new-tokens N allows more"
 
 
