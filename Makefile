@@ -25,7 +25,7 @@ MEDUSA := $(BIN)/medusa
 export HF_HUB_OFFLINE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-8-bits test-page lint type bench bench-gpu bench-writing bench-training bench-busy exactness fuzz mutations soak docs clean
+.PHONY: help setup demo test test-8-bits test-page test-ray lint type bench bench-gpu bench-writing bench-training bench-busy exactness fuzz mutations soak docs clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { gsub(/\$$\(VENV\)/, "$(VENV)"); printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,13 @@ test-8-bits: setup ## run the tests of targets in few bits, with torchao
 # the browser comes from the system (Debian: apt-get install chromium), or CHROMIUM names one; without one it is skipped
 test-page: setup ## run the page of `medusa serve` in headless Chromium
 	$(BIN)/python -m pytest -rs $(PYTEST_ARGS) tests/serve/test_page.py
+
+# Ray brings some forty packages: they lie in an environment of their own, on top of this one
+test-ray: setup ## run the tests of `serve --ray`, with Ray (minutes)
+	test -x $(VENV)/ray/bin/python || $(BIN)/python -m venv $(VENV)/ray
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(VENV)/ray/bin/python -c 'import site; print(site.getsitepackages()[0])')/under.pth"
+	$(VENV)/ray/bin/python -m pip install -q -c constraints.txt 'ray[serve]'
+	$(VENV)/ray/bin/python -m pytest $(PYTEST_ARGS) tests/serve/test_ray.py
 
 lint: setup ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -257,6 +257,7 @@ def engines(settings: RaySettings, policy: Policy) -> "Application":
         name=ENGINE,
         max_ongoing_requests=settings.max_num_seqs + AHEAD,
         max_queued_requests=max(1, settings.max_queue),
+        max_constructor_retry_count=1,  # what can't load is told soon; once one has run, Ray goes on trying
         health_check_period_s=5.0,
         health_check_timeout_s=30.0,
         graceful_shutdown_timeout_s=DRAIN_S + 30.0,

@@ -5,6 +5,7 @@ Knows nothing of how messages travel.
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from medusa_cli.serve.app import Policy, State, make_app
 from medusa_cli.serve.service import Service
 
 logger = logging.getLogger(__name__)
+
+MOST_LEFT_EARLY = 4096  # requests that are remembered so
 
 Message = MutableMapping[str, Any]
 DRAIN_S = 10.0  # that texts are given to end once no request is left: they were broken off
@@ -71,10 +74,13 @@ class Replica:
         self._state = State(policy, service)
         self._app = make_app(self._state, nothing, nothing)
         self._left: dict[str, asyncio.Event] = {}
+        self._left_early: OrderedDict[str, None] = OrderedDict()
         self._running: set[asyncio.Task[None]] = set()
 
     async def answer(self, ask: Ask) -> AsyncGenerator[Piece, None]:
         """The pieces; who stops reading has left, and rows are freed."""
+        if ask.id in self._left_early:
+            return
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
         left = self._left[ask.id] = asyncio.Event()
         running = asyncio.ensure_future(self._run(ask, sent, left))
@@ -97,9 +103,13 @@ class Replica:
             self._left.pop(ask.id, None)
 
     async def leave(self, id: str) -> None:
-        """Nobody waits for this answer any more; one that isn't known has ended, or is another replica's."""
+        """Nobody waits for this answer any more. It may have ended, be another replica's, or be on its way here."""
         if (left := self._left.get(id)) is not None:
             left.set()
+            return
+        self._left_early[id] = None
+        if len(self._left_early) > MOST_LEFT_EARLY:
+            self._left_early.popitem(last=False)
 
     def metrics(self) -> str:
         """As Prometheus reads them."""

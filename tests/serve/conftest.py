@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from medusa_cli.acceptance.sampling import GREEDY
 from medusa_cli.contracts import Drafter
@@ -65,6 +66,23 @@ def guesses() -> Drafter:
 
 
 @contextmanager
+def listening(app: FastAPI) -> Iterator[str]:
+    """The URL of an application that runs on a free port, until the block ends."""
+    found = socket.socket()
+    found.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([found])))
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{found.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
 def serving(policy: Policy | None = None, max_rows: int = 4, max_waiting: int = 16, **parts: Any) -> Iterator[Served]:
     """A server on a free port, until the block ends."""
     found = parts.get("target") or target()
@@ -75,18 +93,10 @@ def serving(policy: Policy | None = None, max_rows: int = 4, max_waiting: int = 
 
     async def nothing() -> None: ...
 
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(make_app(state, nothing, nothing), log_config=None, access_log=False))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])))
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
     try:
-        yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", state, found, worker)
+        with listening(make_app(state, nothing, nothing)) as url:
+            yield Served(url, state, found, worker)
     finally:
-        server.should_exit = True
-        thread.join()
         worker.close(5.0)
 
 
