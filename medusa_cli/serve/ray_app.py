@@ -5,6 +5,7 @@ Each replica loads its own model from plain settings. `app` puts the front behin
 """
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
@@ -212,9 +213,20 @@ class RayReplicas:
         self._leaving.add(telling)
         telling.add_done_callback(self._leaving.discard)
 
+    async def running(self) -> int:
+        """As `Replicas`, and as Ray's controller knows it: a replica that hangs holds up nobody who asks."""
+        return 0 if self.handle is None else await asyncio.to_thread(_running, self.handle)
+
     async def metrics(self) -> Mapping[str, str]:
         """As `Replicas`."""
         return {} if self.handle is None else dict(await _told_by_all(self.handle, "counted"))
+
+
+def _running(handle: "DeploymentHandle[Any]") -> int:
+    from ray import serve
+
+    app = serve.status().applications.get(handle.app_name)
+    return app.deployments[handle.deployment_name].replica_states.get("RUNNING", 0) if app is not None else 0
 
 
 async def _told_by_all(handle: "DeploymentHandle[Any]", method: str, *values: Any) -> list[Any]:
@@ -289,7 +301,7 @@ def app(settings: dict[str, str]) -> "Application":
     found = checked(RunSettings, {"target": recipe.target, **rest})
     check_choice(found.choice, found.target.model)
     policy = Policy(
-        keys=[digest_of(key) for key in keys_of(found.api_key)],
+        keys=[digest_of(key) for key in keys_of(found.api_key or os.environ.get("MEDUSA_API_KEY"))],
         body_bytes=found.max_body_bytes,
         timeout_s=found.timeout,
         origins=found.allow_origin.split(",") if found.allow_origin else (),

@@ -115,3 +115,19 @@ def test_what_can_not_be_served_is_told(model: str, tmp_path: Path, capsys: pyte
 def test_a_model_that_does_not_load_ends_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "-m", str(tmp_path / "nowhere"), "--port", str(free_port())]) == 1
     assert "nowhere" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("replicas", ["0", "3..2", "two", "1..", "999", "-1", "2..65", ""])
+def test_replicas_are_a_number_or_a_range(replicas: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "-m", model, "--ray", f"--replicas={replicas}"]) == 2
+    assert "replicas" in capsys.readouterr().err
+
+
+def test_replicas_need_ray(model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["serve", "-m", model, "--replicas", "2"]) == 2
+    assert "--replicas needs --ray" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["serve", "-m", model, "--ray"]) == 1
+    err = capsys.readouterr().err
+    assert "the package 'ray', which is not installed" in err
+    assert "[ray]" in err

@@ -46,6 +46,9 @@ class Here:
                 yield piece
                 left = None if left is None else left - 1
 
+    async def running(self) -> int:
+        return len(self.replicas)
+
     async def metrics(self) -> Mapping[str, str]:
         return {f"r{number}": replica.metrics() for number, replica in enumerate(self.replicas)}
 

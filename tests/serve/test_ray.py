@@ -239,8 +239,8 @@ def test_serve_run_serves_the_same_behind_rays_proxy(model: str, alone: Target) 
         "import os, signal, sys, time, ray; from ray import serve; from medusa_cli.serve.ray_app import app\n"
         "ray.init('local', num_cpus=4, object_store_memory=128 * 2**20, include_dashboard=False)\n"
         "serve.start(http_options={'port': int(sys.argv[2])})\n"
-        "serve.run(app({'model': sys.argv[1], 'device': 'cpu', 'replicas': '1..2', 'api_key': 'mine'}))\n"
         "signal.signal(signal.SIGTERM, lambda *_: (serve.shutdown(), ray.shutdown(), os._exit(0)))\n"
+        "serve.run(app({'model': sys.argv[1], 'device': 'cpu', 'replicas': '1..2', 'api_key': 'mine'}))\n"
         "time.sleep(10**6)\n"
     )
     with running("-c", program, model) as started:
