@@ -17,11 +17,15 @@ from medusa_cli.decode.debug import watching
 from medusa_cli.decode.engine import Engine, Gain, Request
 from medusa_cli.decode.loop import Parts
 from medusa_cli.decode.memory import check_room
+from medusa_cli.decode.prefixes import Prefixes
 from medusa_cli.decode.rows import Limits
 from medusa_cli.errors import DataError
 from medusa_cli.model.prefill import OnRead
+from medusa_cli.prefix.memory import Memory
+from medusa_cli.prefix.pool import PrefixPool
 from medusa_cli.util.busy import Meter
 
+KEPT_BYTES = 2**29  # of keys and values of what was said
 FULL_HINT = "/save FILE keeps the conversation, /reset begins another; or ask something shorter"
 
 
@@ -36,6 +40,7 @@ class Here:
         self.name, self.context = parts.target.name, parts.target.context_limit
         self._open = ExitStack()
         self._watches = self._open.enter_context(watching(parts.target))
+        self._prefixes = Prefixes(parts.target, parts.drafter.taps, PrefixPool(Memory(KEPT_BYTES)))
         self._engine = self._new_engine()
         self._on_read: OnRead = _no_news
         self._chosen: tuple[ChoosingFlags, Choosing] | None = None
@@ -136,12 +141,9 @@ class Here:
         check_room(self._parts.target, [prompt], limits, 1, self._parts.drafter.size, "ask for less: --max-new-tokens")
 
     def _new_engine(self) -> Engine:
-        """An engine that has read nothing.
-
-        Each reply's prompt is the whole conversation, and the engine forgets a text when it ends: what was read is read
-        again. An engine that is given kept beginnings of prompts would spare that; this is where it is made.
-        """
-        return Engine(self._parts.target, self._parts.drafter, watches=self._watches, on_read=self._tell_read)
+        """An engine that reads of a prompt what no prompt or reply before began with."""
+        target, drafter = self._parts.target, self._parts.drafter
+        return Engine(target, drafter, watches=self._watches, on_read=self._tell_read, prefixes=self._prefixes)
 
     def _tell_read(self, done: int, total: int) -> None:
         self._on_read(done, total)
