@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -30,14 +32,12 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def test_it_answers_who_has_a_key_and_ends_when_told_to(model: str, tmp_path: Path) -> None:
-    keys, port = tmp_path / "keys", free_port()
-    keys.write_text("first\nsecond\n", encoding="utf-8")
-    command = ["serve", "-m", model, "--port", str(port), "--api-key", str(keys), "--device", "cpu"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "medusa_cli", *command, "--served-model-name", "mine", "--max-num-seqs", "2"],
-        stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+@contextmanager
+def running(model: str, port: int, *flags: str) -> Iterator[tuple[httpx.Client, list[str]]]:
+    """The command as a process, ready, and what it has said once the block has ended."""
+    command = [sys.executable, "-m", "medusa_cli", "serve", "-m", model, "--port", str(port), "--device", "cpu", *flags]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process, told = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment), list[str]()
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             ends = time.monotonic() + 120
@@ -45,38 +45,32 @@ def test_it_answers_who_has_a_key_and_ends_when_told_to(model: str, tmp_path: Pa
                 assert process.poll() is None
                 assert time.monotonic() < ends
                 time.sleep(0.1)
-            assert client.post("/v1/chat/completions", json=HI).status_code == 401
-            answer = client.post("/v1/chat/completions", json=HI, headers={"Authorization": "Bearer second"})
-            assert answer.status_code == 200
-            assert answer.json()["model"] == "mine"
+            yield client, told
     finally:
         process.send_signal(signal.SIGTERM)
-        told = process.communicate(timeout=60)[1]
+        told += process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == -signal.SIGTERM, "the signal is handed on once all is done, as shells expect"
+
+
+def test_it_answers_who_has_a_key_and_ends_when_told_to(model: str, tmp_path: Path) -> None:
+    keys, port = tmp_path / "keys", free_port()
+    keys.write_text("first\nsecond\n", encoding="utf-8")
+    flags = ("--api-key", str(keys), "--served-model-name", "mine", "--max-num-seqs", "2")
+    with running(model, port, *flags) as (client, lines):
+        assert client.post("/v1/chat/completions", json=HI).status_code == 401
+        answer = client.post("/v1/chat/completions", json=HI, headers={"Authorization": "Bearer second"})
+        assert answer.status_code == 200
+        assert answer.json()["model"] == "mine"
+    told = "\n".join(lines)
     assert f"mine is served at http://127.0.0.1:{port}/v1" in told
     assert "Bearer" not in told
     assert "Traceback" not in told
 
 
 def test_logs_as_json_are_json_line_by_line(model: str) -> None:
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "medusa_cli", "serve", "-m", model, "--port", str(port), "--device", "cpu",
-         "--log-format", "json"],
-        stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-            ends = time.monotonic() + 120
-            while not _is_ready(client):
-                assert process.poll() is None
-                assert time.monotonic() < ends
-                time.sleep(0.1)
-            assert client.post("/v1/chat/completions", json=HI).status_code == 200
-    finally:
-        process.send_signal(signal.SIGTERM)
-        told = process.communicate(timeout=60)[1]
-    records = [json.loads(line) for line in told.splitlines()]
+    with running(model, free_port(), "--log-format", "json") as (client, lines):
+        assert client.post("/v1/chat/completions", json=HI).status_code == 200
+    records = [json.loads(line) for line in lines]
     (request,) = (record for record in records if record["message"] == "request")
     assert request["status"] == 200
     assert request["completion_tokens"] > 0
