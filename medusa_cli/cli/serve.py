@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -54,25 +55,22 @@ def command(
     choice = serving_choice(guessing.choice(drafter), recipe.target.model)
     check_choice(choice, recipe.target.model)
     console = Console(quiet=quiet or log_format == "json")
-    _log_lines(log_format == "json", quiet, console)
     engine = _Engine(recipe.target, choice, threads)
-    if spread.ray:
-        _serve_replicas(listening, rows, pool, spread, engine, console)
-    else:
-        _serve_one(listening, rows, pool, engine, console)
+    with _log_lines(log_format == "json", quiet, console):
+        if spread.ray:
+            _serve_replicas(listening, rows, pool, spread, engine, console)
+        else:
+            _serve_one(listening, rows, pool, engine, console)
 
 
-def _log_lines(is_json: bool, quiet: bool, console: Console) -> None:
+def _log_lines(is_json: bool, quiet: bool, console: Console) -> AbstractContextManager[None]:
     """Requests, and what else the program reports, a line each."""
-    from medusa_cli.serve.request_log import NAME_OF_LOG, LineHandler
+    from medusa_cli.serve.request_log import LineHandler, log_lines
 
     def show(level: int, line: str) -> None:
         (console.warn if level >= logging.WARNING else console.info)(line)
 
-    for name in ("medusa_cli", NAME_OF_LOG):
-        reports = logging.getLogger(name)
-        reports.handlers = [LineHandler(sys.stderr if is_json else None, show)]
-        reports.setLevel(logging.WARNING if quiet else logging.INFO)
+    return log_lines(LineHandler(sys.stderr if is_json else None, show), logging.WARNING if quiet else logging.INFO)
 
 
 @dataclass(frozen=True)
@@ -150,7 +148,9 @@ def _serve_replicas(
 def _say_open(model: str, listening: Listening, console: Console) -> None:
     """Say what is open to others, and that it loads."""
     if listening.host not in ("127.0.0.1", "localhost", "::1") and not listening.api_key:
-        console.warn(f"{listening.host} can be reached from other machines, and no --api-key is asked for")
+        logger.warning(f"{listening.host} can be reached from other machines, and no --api-key is asked for")
+    if console.quiet:  # lines of JSON, or none
+        logger.info("loading", extra={"fields": {"model": model}})
     health = f"http://{listening.host}:{listening.port}/health"
     console.info(f"loading {model}; {health} says when it is done")
 

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import hmac
 import json
-import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -28,8 +27,6 @@ from medusa_cli.serve.service import Call, Service
 from medusa_cli.serve.web_page import make_page
 from medusa_cli.serve.worker import Busy, Closed, Logprob, News
 from medusa_cli.util.plain_json import parse_json
-
-logger = logging.getLogger(__name__)
 
 PREFETCH_S = 1.0  # that a request waits for chunks which are kept elsewhere
 
@@ -91,7 +88,7 @@ def bare_app(policy: Policy, on_start: Callable[[], Awaitable[None]], on_end: Ca
     app.router.redirect_slashes = False
     if policy.origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(policy.origins), allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(RequestLog)
+    app.add_middleware(RequestLog, is_key=lambda word: digest_of(word) in policy.keys)
     _add_errors(app)
     return app
 
@@ -105,11 +102,6 @@ def _add_errors(app: FastAPI) -> None:
     async def http_error(_: Request, error: HTTPException) -> Response:
         told = {404: "there is nothing here", 405: "this method is not allowed here"}.get(error.status_code)
         return JSONResponse(ApiError(error.status_code, told or str(error.detail)).document(), error.status_code)
-
-    @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> Response:
-        logger.error("a request failed", exc_info=error)
-        return JSONResponse(ApiError(500, "an internal error: see the server's log").document(), 500)
 
 
 def _add_routes(app: FastAPI, state: State) -> None:

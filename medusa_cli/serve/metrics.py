@@ -19,6 +19,7 @@ from medusa_cli.serve.service import Call, Service
 from medusa_cli.serve.worker import News, Worker
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
+TOKENS = tuple(2.0**power for power in range(18))
 
 
 class Metrics:
@@ -33,16 +34,22 @@ class Metrics:
         def seconds(name: str, what: str) -> Histogram:
             return Histogram(f"medusa:{name}", what, buckets=SECONDS, registry=self._registry)
 
+        def tokens(name: str, what: str) -> Histogram:
+            return Histogram(f"medusa:{name}", what, buckets=TOKENS, registry=self._registry)
+
         self.first_token = seconds("time_to_first_token_seconds", "From request to first token.")
         self.between = seconds("inter_token_latency_seconds", "Between tokens of a text, those of one step alike.")
         self.queue = seconds("request_queue_time_seconds", "From request to a row, of each text.")
         self.whole = seconds("e2e_request_latency_seconds", "From request to the end of its texts.")
+        self.prompt_tokens = tokens("request_prompt_tokens", "Tokens of a request's prompts.")
+        self.generation_tokens = tokens("request_generation_tokens", "Tokens of a text that ended.")
         self.success = Counter(
             "medusa:request_success", "Texts that ended.", ["finished_reason"], registry=self._registry
         )
 
     def follow(self, call: Call) -> "Followed":
         """One request, from now on."""
+        self.prompt_tokens.observe(call.prompt_tokens)
         return Followed(self, len(call.choices))
 
     def text(self, service: Service | None) -> tuple[bytes, str]:
@@ -58,6 +65,7 @@ class Followed:
         self._metrics = metrics
         self._begun = time.monotonic()
         self._last = [0.0] * num_texts
+        self._written = [0] * num_texts
         self._left = num_texts
 
     def saw(self, news: News) -> None:
@@ -70,9 +78,11 @@ class Followed:
             for _ in news.tokens:
                 self._metrics.between.observe((now - last) / len(news.tokens))
         self._last[news.index] = now
+        self._written[news.index] += len(news.tokens)
         if news.finish_reason:
             self._left -= 1
             self._metrics.success.labels(news.finish_reason).inc()
+            self._metrics.generation_tokens.observe(self._written[news.index])
 
     def ended(self) -> None:
         """Nobody waits any more; what was broken off isn't among the latencies."""

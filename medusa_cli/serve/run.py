@@ -82,6 +82,7 @@ def serve(serving: Serving, on_ready: Callable[[Service], None]) -> None:
     async def end() -> None:
         if state.service is not None:
             await asyncio.to_thread(state.service.worker.close, DRAIN_S)
+        logger.info("ended")
 
     def on_fault(told: str) -> None:
         state.fault = told

@@ -277,10 +277,12 @@ def test_the_metrics_count_what_was_done(served: Served) -> None:
             return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name} ", f"{name}{{")))
 
         names = ("medusa:generation_tokens_total", "medusa:prompt_tokens_total", "medusa:request_success_total",
-                 "medusa:time_to_first_token_seconds_count", "medusa:e2e_request_latency_seconds_count")  # fmt: skip
+                 "medusa:time_to_first_token_seconds_count", "medusa:e2e_request_latency_seconds_count",
+                 "medusa:request_generation_tokens_sum", "medusa:request_prompt_tokens_sum",
+                 "medusa:request_queue_time_seconds_count", "medusa:request_prompt_tokens_count")  # fmt: skip
         before = [read(name) for name in names]
         served.post(WORDS, GO)
-        assert [read(name) - value for name, value in zip(names, before, strict=True)] == [8, 3, 1, 1, 1]
+        assert [read(name) - value for name, value in zip(names, before, strict=True)] == [8, 3, 1, 1, 1, 8, 3, 1, 1]
         assert read("medusa:spec_decode_num_draft_tokens_total") >= read("medusa:spec_decode_num_accepted_tokens_total")
         assert read("medusa:num_requests_running") == 0
 

@@ -68,13 +68,20 @@ def test_it_answers_who_has_a_key_and_ends_when_told_to(model: str, tmp_path: Pa
 
 
 def test_logs_as_json_are_json_line_by_line(model: str) -> None:
-    with running(model, free_port(), "--log-format", "json") as (client, lines):
+    port = free_port()
+    with running(model, port, "--log-format", "json", "--host", "0.0.0.0") as (client, lines):
         assert client.post("/v1/chat/completions", json=HI).status_code == 200
+        with socket.create_connection(("127.0.0.1", port)) as odd:
+            odd.sendall(b"no request at all\r\n\r\n")
+            assert b"400" in odd.recv(100)
     records = [json.loads(line) for line in lines]
     (request,) = (record for record in records if record["message"] == "request")
     assert request["status"] == 200
     assert request["completion_tokens"] > 0
-    assert any(record["message"] == "ready" for record in records)
+    told = [record["message"] for record in records]
+    assert [each for each in told if each in ("loading", "ready", "ended")] == ["loading", "ready", "ended"]
+    assert any("can be reached from other machines" in each for each in told)
+    assert any("Invalid HTTP" in each for each in told), "what the HTTP library reports is a line too"
 
 
 def _is_ready(client: httpx.Client) -> bool:

@@ -3,37 +3,40 @@
 import io
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from medusa_cli.serve.app import Policy, digest_of
-from medusa_cli.serve.request_log import NAME_OF_LOG, LineHandler, as_text
+from medusa_cli.serve.request_log import LineHandler, as_text, log_lines
+from medusa_cli.serve.service import Service
 from tests.serve.conftest import Served, serving
 from tests.serve.test_api import CHAT, GO, HI, WORDS
 from tests.serve.test_engine_thread import waits_for
 
 
+class Lines(io.StringIO):
+    """Where lines are written; each must be a JSON document."""
+
+    def __init__(self, found: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self._found = found
+
+    def write(self, text: str) -> int:
+        assert text.endswith("\n")
+        assert text.count("\n") == 1
+        self._found.append(json.loads(text))
+        return len(text)
+
+
 @pytest.fixture
 def lines() -> Iterator[list[dict[str, Any]]]:
-    """The records of requests, as JSON has them."""
+    """What is logged, as JSON has it."""
     found: list[dict[str, Any]] = []
-
-    class Lines(io.StringIO):
-        def write(self, text: str) -> int:
-            assert text.endswith("\n")
-            assert text.count("\n") == 1
-            found.append(json.loads(text))
-            return len(text)
-
-    logger = logging.getLogger(NAME_OF_LOG)
-    handler, level = LineHandler(Lines(), lambda *_: None), logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    yield found
-    logger.removeHandler(handler)
-    logger.setLevel(level)
+    with log_lines(LineHandler(Lines(found), lambda *_: None), logging.INFO):
+        yield found
 
 
 def test_a_request_is_a_line_with_its_figures(served: Served, lines: list[dict[str, Any]]) -> None:
@@ -110,3 +113,60 @@ def test_waiting_for_a_row_is_measured(served: Served) -> None:
     assert 'medusa:request_queue_time_seconds_bucket{le="+Inf"}' in told
     assert 'medusa:build_info{device="cpu",drafter="suffix",dtype="float32",model="tiny",runner="eager"' in told
     assert "process_resident_memory_bytes" in told
+
+
+def test_a_bug_is_told_by_its_place_and_the_requests_id_and_never_in_its_own_words(
+    served: Served, lines: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: Service, wanted: Any, *rest: Any) -> None:
+        raise ValueError(f"can't read {wanted.prompt}")
+
+    monkeypatch.setattr(Service, "call", broken)
+    answer = served.post(WORDS, GO, headers={"X-Request-Id": "abc"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "abc")
+    assert answer.json()["error"]["type"] == "server_error"
+    assert waits_for(lambda: len(lines) == 2)
+    bug, request = lines
+    assert (bug["id"], bug["error"], bug["level"]) == ("abc", "ValueError", "error")
+    assert bug["at"][0].startswith("serve/test_request_log.py:")
+    assert bug["at"][0].endswith(":broken")
+    assert request["status"] == 500
+    assert "w5" not in json.dumps(lines)
+
+
+def test_a_key_that_is_sent_in_the_wrong_place_is_not_logged(lines: list[dict[str, Any]]) -> None:
+    with serving(policy=Policy([digest_of("sesame-opens")])) as served, served.client() as client:
+        answer = client.get("/v1/models/sesame-opens", headers={"X-Request-Id": "sesame-opens"})
+        assert len(answer.headers["x-request-id"]) == 32
+        assert waits_for(lambda: len(lines) == 1)
+    assert lines[0]["path"] == "/v1/models/..."
+    assert "sesame" not in json.dumps(lines)
+
+
+@pytest.mark.parametrize(
+    "name", ["uvicorn.error", "asyncio", "transformers.tokenization", "redis", "medusa_cli.serve.x"]
+)
+def test_what_libraries_report_is_a_line_too(lines: list[dict[str, Any]], name: str) -> None:
+    logging.getLogger(name).warning("two\nlines")
+    assert [line["message"] for line in lines] == ["two\nlines"]
+    assert as_text("two\nlines\x1b[0m", {}) == r"two\nlines\x1b[0m"
+
+
+def test_warnings_are_lines_and_all_is_as_before_at_the_end() -> None:
+    found: list[dict[str, Any]] = []
+    root = logging.getLogger()
+    before = list(root.handlers)
+    with log_lines(LineHandler(Lines(found), lambda *_: None), logging.INFO), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning("old", UserWarning, "file.py", 3)
+    assert "old" in found[0]["message"]
+    assert root.handlers == before
+
+
+def test_a_log_that_nobody_reads_any_more_costs_no_request(served: Served) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    with log_lines(LineHandler(Gone(), lambda *_: None), logging.INFO):
+        assert served.post(WORDS, GO).status_code == 200

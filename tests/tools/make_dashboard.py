@@ -104,13 +104,19 @@ PANELS = [
         "ops",
     ),
     Panel(
-        "Memory",
+        "Tokens of a request",
         [
-            ("process {{instance}}", 'process_resident_memory_bytes{instance=~"$instance"}'),
-            ("prefix pool {{instance}}", f"medusa:prefix_pool_bytes{HERE}"),
+            (f"{what} {legend}", query)
+            for what, name in (("prompt", "request_prompt_tokens"), ("reply", "request_generation_tokens"))
+            for legend, query in percentiles(name)[:2]
         ],
-        "bytes",
     ),
+    Panel(
+        "Processors in use",
+        [("{{instance}}", 'rate(process_cpu_seconds_total{instance=~"$instance"}[$__rate_interval])')],
+    ),
+    Panel("Memory of processes", [("{{instance}}", 'process_resident_memory_bytes{instance=~"$instance"}')], "bytes"),
+    Panel("Memory of prefix pools", [("{{instance}}", f"medusa:prefix_pool_bytes{HERE}")], "bytes"),
 ]
 
 
