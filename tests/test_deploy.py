@@ -5,6 +5,8 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def used_flags() -> set[str]:
     for name, rest in instructions():
         if name in ("ENTRYPOINT", "CMD"):
             words += yaml.safe_load(rest)
-    return {word for word in words if word.startswith("--")}
+    return {word for word in words if word.startswith("--") and word != "--"}
 
 
 def test_every_flag_that_is_given_is_one_of_serve() -> None:
@@ -63,16 +65,29 @@ def test_what_the_image_copies_is_there_and_let_through() -> None:
     for word in copied:
         name = word.removeprefix("./")
         assert (ROOT / name).exists()
-        assert f"!{name}" in let_through
+        assert f"!{name.partition('/')[0]}" in let_through
 
 
 def test_the_image_runs_as_nobody_takes_signals_and_tells_its_health() -> None:
     found = dict(instructions())
     assert found["USER"].isdigit()
     assert int(found["USER"]) > 0
-    assert found["ENTRYPOINT"].startswith("["), "a shell in between would keep signals from the server"
+    first = yaml.safe_load(found["ENTRYPOINT"])  # a list: a shell in between would keep signals from the server
+    assert first[:2] == ["tini", "--"], "the system keeps signals from a first process that doesn't ask for them yet"
+    assert any(name == "RUN" and re.search(r"apt-get install .* tini\b", rest) for name, rest in instructions())
     assert "/health" in found["HEALTHCHECK"]
     assert not re.search(r"(?i)(key|secret|token|password)\s*=", (DEPLOY / "Dockerfile").read_text(encoding="utf-8"))
+
+
+def test_what_changes_often_is_installed_last_and_torch_is_the_pinned_one() -> None:
+    found = instructions()
+    needs = next(place for place, (name, rest) in enumerate(found) if name == "RUN" and "-c pins.txt" in rest)
+    package = found.index(("COPY", "medusa_cli ./medusa_cli"))
+    assert needs < package, "a change of the package must not install all that it needs anew"
+    assert "--no-deps --force-reinstall" in found[package + 2][1]
+    pin = re.search(r"^torch==(.*)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert pin
+    assert ("ARG", f"TORCH={pin[1]}") in found
 
 
 def test_files_that_compose_mounts_are_there_but_for_secrets() -> None:
@@ -86,6 +101,14 @@ def test_files_that_compose_mounts_are_there_but_for_secrets() -> None:
         for port in service.get("ports", []):
             assert port.startswith("127.0.0.1:"), "open to others only where somebody says so"
     assert "--maxmemory-policy" in document["services"]["redis"]["command"]
+
+
+def test_compose_reads_its_file() -> None:
+    library = pytest.importorskip(
+        "compose_spec", reason="compose-spec, which knows what compose takes, is not installed"
+    )
+    read = library.PyCompose.from_yaml((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    assert set(read.service_names()) == set(compose()["services"])
 
 
 def test_prometheus_and_grafana_look_where_the_server_is() -> None:
@@ -103,6 +126,42 @@ def test_the_unit_gives_texts_time_to_end_and_the_server_few_rights() -> None:
     service = unit()["Service"]
     assert int(service["TimeoutStopSec"]) > 30
     assert service["NoNewPrivileges"] == service["ProtectHome"] == service["DynamicUser"] == "yes"
+
+
+def test_keys_reach_the_server_without_being_readable_for_others() -> None:
+    service = (DEPLOY / "medusa.service").read_text(encoding="utf-8")
+    (name,) = re.findall(r"^LoadCredential=(\w+):/etc/medusa/keys$", service, re.MULTILINE)
+    assert f"\nEnvironment=MEDUSA_API_KEY=%d/{name}\n" in service
+    assert not re.search(r"(?i)--(api-key|pool-secret)", unit()["Service"]["ExecStart"]), "a command line is no secret"
+
+
+@pytest.mark.parametrize(
+    "check", [["verify"], ["security", "--offline=true", "--threshold=25"]], ids=["verify", "security"]
+)
+def test_systemd_finds_nothing_wrong_and_few_rights(check: list[str], tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not on the path")
+    here = tmp_path / "medusa.service"
+    text = (DEPLOY / "medusa.service").read_text(encoding="utf-8")
+    here.write_text(text.replace("/opt/medusa/bin/python", sys.executable), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", *check, str(here)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr, "a word that systemd doesn't know is only a warning"
+
+
+def test_what_is_sent_as_source_holds_what_these_tests_read(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (file,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(file) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    tracked = [
+        str(each.relative_to(ROOT))
+        for folder in ("deploy", "docs", "recipes", "medusa_cli/serve")
+        for each in (ROOT / folder).rglob("*")
+        if each.is_file() and "__pycache__" not in each.parts
+    ]
+    assert {"README.md", "LICENSE", "CONTRIBUTING.md", "Makefile", "constraints.txt", *tracked} <= names
 
 
 CHECKS = {
