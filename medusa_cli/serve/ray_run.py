@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from medusa_cli.errors import DataError, MissingExtra, TargetError
 from medusa_cli.model.loading.sources import find_source
-from medusa_cli.serve.app import Policy
 from medusa_cli.serve.front import make_front
+from medusa_cli.serve.policy import Policy
 from medusa_cli.serve.ray_app import ENGINE, FAULT, RayReplicas, RaySettings, engines, spread_of
 from medusa_cli.serve.run import Life, run_app
 from medusa_cli.util.busy import cores

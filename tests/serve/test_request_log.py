@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.serve.app import Policy, digest_of
+from medusa_cli.serve.policy import Policy, digest_of
 from medusa_cli.serve.request_log import NAME_OF_LOG, LineHandler, as_text
 from tests.serve.conftest import Served, serving
 from tests.serve.test_api import CHAT, GO, HI, WORDS
