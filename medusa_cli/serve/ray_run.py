@@ -121,7 +121,11 @@ class _Ray:
         try:
             ray.init(self.address or "local", logging_level="error", log_to_driver=False, namespace="serve", **own)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            hint = "unset RAY_ADDRESS to start one" if self.address else "is there memory for it, and room in /tmp/ray?"
+            hint = (
+                "has this process its token? unset RAY_ADDRESS to start one"
+                if self.address
+                else "is there memory for it, and room in /tmp/ray?"
+            )
             raise DataError(f"Ray can't be had{where}: {_line(error)}", hint) from error
         if NAME in _running():
             raise DataError(
