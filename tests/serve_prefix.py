@@ -31,7 +31,7 @@ def _begun(client: httpx.Client, url: str, asked: dict[str, Any]) -> Iterator[tu
 
 
 def first_token(url: str, system: str, question: str) -> tuple[float, int, str]:
-    """Seconds until the first words, tokens that were not read, and the text."""
+    """Seconds until the first token, tokens that were not read, and the text."""
     messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
     asked: dict[str, Any] = {"messages": messages, "temperature": 0, "max_tokens": 16, "stream": True}
     asked |= {"stream_options": {"include_usage": True}, "ignore_eos": True}
@@ -45,7 +45,8 @@ def first_token(url: str, system: str, question: str) -> tuple[float, int, str]:
             if event.get("usage"):
                 cached = event["usage"]["prompt_tokens_details"]["cached_tokens"]
             words = "".join(choice["delta"].get("content") or "" for choice in event["choices"])
-            first = first or (time.perf_counter() - began if words else 0.0)
+            # the first event comes with the first token, which may be one that doesn't show
+            first = first or time.perf_counter() - began
             text += words
     return first, cached, text
 
