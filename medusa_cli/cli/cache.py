@@ -24,10 +24,17 @@ KEPT = {
     "costs": "what steps cost here",
     "runners": "how quick each runner is here",
     "auto": "which runner auto takes here",
+    "chat": "what was typed in medusa chat",
 }
-_FOLDERS = {"models": "models", "blocks": "blocks", "forwards": "code/forwards", "kernels": "code/kernels"}
-# the home may be a folder with other things in it: ours end in a hash, before what tells the kind of file
-_OURS = re.compile(r"\.?([\w.+-]+-)?[0-9a-f]{12,64}(\.[\w-]+)*")
+_FOLDERS = {
+    "models": "models",
+    "blocks": "blocks",
+    "forwards": "code/forwards",
+    "kernels": "code/kernels",
+    "chat": "chat",
+}
+# the home may be a folder with other things in it: ours end in a hash, before what tells the kind of file (but one)
+_OURS = re.compile(r"\.?([\w.+-]+-)?[0-9a-f]{12,64}(\.[\w-]+)*|history\.jsonl")
 
 _IN_THE_MAKING = (".lock", ".partial", ".part")
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from medusa_cli.serve.app import Policy
+    from medusa_cli.serve.policy import Policy
     from medusa_cli.serve.pools import PoolSettings
 
 
@@ -42,8 +42,8 @@ class Listening:
 
     def policy(self) -> "Policy":
         """As the application takes it. Raises DataError for a file of keys without any."""
-        from medusa_cli.serve.app import Policy, digest_of
         from medusa_cli.serve.keys import keys_of
+        from medusa_cli.serve.policy import Policy, digest_of
 
         return Policy(
             keys=[digest_of(key) for key in keys_of(self.api_key)],

@@ -174,7 +174,8 @@ class TreeLayer(CacheLayerMixin):
 class TreeCache(Cache):
     """Keys and values for `num_rows` rows; `lengths[b]` tokens of row b are committed.
 
-    Only `keep`, `commit`, `drop`, `shorten` and the copies change lengths: writing nodes commits nothing.
+    Only `keep`, `commit`, `drop`, `shorten`, `append_columns` and the copies change lengths: writing nodes commits
+    nothing.
 
     taps   states of inner layers beside the keys, where a drafter wants some: what a row borrows, it borrows with them
     """

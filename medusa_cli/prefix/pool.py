@@ -5,16 +5,19 @@ had read them before.
 """
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from medusa_cli.model.cache import Columns
 from medusa_cli.prefix.memory import Memory
 
 FETCHERS = 4  # texts that are looked for in the store at once
+AHEAD = 3  # chunks of a text that are asked for at once
 WRITES_WAITING = 64  # chunks that wait to be stored; beyond, new ones are left out
 
 
@@ -64,6 +67,7 @@ class PrefixPool:
         self.memory, self.counts = memory, PoolCounts()
         self._store, self._tell = store, tell
         self._fetching = ThreadPoolExecutor(FETCHERS, "medusa-fetch") if store else None
+        self._reading = ThreadPoolExecutor(FETCHERS, "medusa-chunk") if store else None
         self._writing = ThreadPoolExecutor(1, "medusa-store") if store else None
         self._free_fetchers = threading.BoundedSemaphore(FETCHERS)
         self._free_writes = threading.BoundedSemaphore(WRITES_WAITING)
@@ -104,7 +108,7 @@ class PrefixPool:
 
     def close(self) -> None:
         """Give up what is under way."""
-        for each in (self._fetching, self._writing):
+        for each in (self._fetching, self._reading, self._writing):
             if each is not None:
                 each.shutdown(wait=False, cancel_futures=True)
         if self._store is not None:
@@ -112,13 +116,21 @@ class PrefixPool:
 
     def _fetch(self, keys: Sequence[bytes]) -> None:
         assert self._store is not None
+        assert self._reading is not None
+        waiting, asked = iter(keys), deque[tuple[bytes, Future[Columns | None]]]()
         with self._faults_told():
-            for key in keys:
-                chunk = self._store.fetch(key)
+            # one is on its way while another is checked
+            asked.extend((key, self._reading.submit(self._store.fetch, key)) for key in islice(waiting, AHEAD))
+            while asked:
+                key, future = asked.popleft()
+                chunk = future.result()
                 if chunk is None:
                     break
                 self.counts.fetched += 1
                 self.memory.put(key, chunk)
+                asked.extend((key, self._reading.submit(self._store.fetch, key)) for key in islice(waiting, 1))
+        for _, future in asked:
+            future.cancel()
 
     def _later(self, do: Callable[[Store], None]) -> None:
         """Ask the store on a thread of its own; where too much waits already, not at all."""

@@ -18,8 +18,10 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from medusa_cli.serve.app import EventStream, Policy, bare_app, body_of, check_key, event_of, until_gone
+from medusa_cli.serve.answers import EventStream, event_of, until_gone
+from medusa_cli.serve.app import bare_app
 from medusa_cli.serve.errors import ApiError
+from medusa_cli.serve.policy import Policy, body_of, check_key
 from medusa_cli.serve.replica import Ask, Opening, Piece
 from medusa_cli.util.plain_json import parse_json
 

@@ -19,9 +19,9 @@ from medusa_cli.config.loading import load_recipe
 from medusa_cli.config.recipe import Settings, TargetSettings
 from medusa_cli.drafters.source import Wishes
 from medusa_cli.errors import MedusaError, RecipeError
-from medusa_cli.serve.app import Policy, digest_of
 from medusa_cli.serve.front import Full, Lost, Unready, make_front
 from medusa_cli.serve.keys import keys_of
+from medusa_cli.serve.policy import Policy, digest_of
 from medusa_cli.serve.pools import PoolSettings
 from medusa_cli.serve.replica import DRAIN_S, Ask, Piece, Replica
 from medusa_cli.serve.run import Serving, load_service, serving_choice

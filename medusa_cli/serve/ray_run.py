@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from medusa_cli.errors import DataError, MissingExtra, TargetError
 from medusa_cli.model.loading.sources import find_source
-from medusa_cli.serve.app import Policy
 from medusa_cli.serve.front import make_front
+from medusa_cli.serve.policy import Policy
 from medusa_cli.serve.ray_app import ENGINE, FAULT, RayReplicas, RaySettings, engines, spread_of
 from medusa_cli.serve.run import Life, run_app
 from medusa_cli.util.busy import cores
@@ -121,7 +121,11 @@ class _Ray:
         try:
             ray.init(self.address or "local", logging_level="error", log_to_driver=False, namespace="serve", **own)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            hint = "unset RAY_ADDRESS to start one" if self.address else "is there memory for it, and room in /tmp/ray?"
+            hint = (
+                "has this process its token? unset RAY_ADDRESS to start one"
+                if self.address
+                else "is there memory for it, and room in /tmp/ray?"
+            )
             raise DataError(f"Ray can't be had{where}: {_line(error)}", hint) from error
         if NAME in _running():
             raise DataError(

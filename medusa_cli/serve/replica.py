@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from medusa_cli.serve.app import Policy, State, make_app
+from medusa_cli.serve.app import make_app
+from medusa_cli.serve.policy import Policy, State
 from medusa_cli.serve.service import Service
 
 logger = logging.getLogger(__name__)

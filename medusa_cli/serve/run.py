@@ -14,7 +14,8 @@ from medusa_cli.assemble import DrafterChoice, find_heads
 from medusa_cli.contracts import Drafter
 from medusa_cli.errors import DataError, MedusaError
 from medusa_cli.model.target import Target
-from medusa_cli.serve.app import Policy, State, make_app
+from medusa_cli.serve.app import make_app
+from medusa_cli.serve.policy import Policy, State
 from medusa_cli.serve.pools import PoolSettings
 from medusa_cli.serve.service import Service
 from medusa_cli.serve.worker import Worker

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.serve.app import Policy, digest_of
+from medusa_cli.serve.policy import Policy, digest_of
 from tests.chat_server import Says, chat_server, completion
 from tests.cli.harness import in_two_lines, run_here
 from tests.serve.conftest import Served, serving

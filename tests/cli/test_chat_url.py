@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.serve.app import Policy, digest_of
+from medusa_cli.serve.policy import Policy, digest_of
 from tests.chat_server import Says, chat_server
 from tests.cli.harness import Done, Medusa, in_two_lines
 from tests.serve.conftest import Served, serving

@@ -23,7 +23,8 @@ from medusa_cli.drafters.mixed import Budget, GatheredDrafter
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.model.target import Target
-from medusa_cli.serve.app import Policy, State, make_app
+from medusa_cli.serve.app import make_app
+from medusa_cli.serve.policy import Policy, State
 from medusa_cli.serve.service import Service
 from medusa_cli.serve.worker import Worker
 from tests.tiny_folders import CHAT_TEMPLATE, tiny_tokenizer

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.serve.app import Policy, digest_of
+from medusa_cli.serve.policy import Policy, digest_of
 from tests.serve.conftest import Served, serving
 
 CHAT, WORDS = "/v1/chat/completions", "/v1/completions"

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from medusa_cli.decode.engine import Engine
-from medusa_cli.serve.app import Policy
+from medusa_cli.serve.policy import Policy
 from tests.serve.conftest import Served, serving
 from tests.serve.test_api import CHAT, GO, HI, WORDS, text_of
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from medusa_cli.serve.app import Policy, digest_of
 from medusa_cli.serve.front import Full, Lost, Unready, make_front, routing_key
+from medusa_cli.serve.policy import Policy, digest_of
 from medusa_cli.serve.replica import Ask, Opening, Piece, Replica
 from medusa_cli.serve.service import Service
 from medusa_cli.serve.worker import Worker

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from medusa_cli.decode.engine import Engine
-from medusa_cli.serve.app import Policy, digest_of
+from medusa_cli.serve.policy import Policy, digest_of
 from tests.chromium import Browser, browsing, find_chromium
 from tests.serve.conftest import Served, serving
 from tests.serve.test_api import CHAT

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.serve.app import Policy, digest_of
+from medusa_cli.serve.policy import Policy, digest_of
 from medusa_cli.serve.pools import PoolSettings
 from tests.prefix.redis_server import RedisServer
 from tests.serve.conftest import Served, guesses, serving, target

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from medusa_cli.serve.app import Policy, digest_of
+from medusa_cli.serve.policy import Policy, digest_of
 from medusa_cli.serve.request_log import LineHandler, as_text, log_lines
 from medusa_cli.serve.service import Service
 from tests.serve.conftest import Served, serving

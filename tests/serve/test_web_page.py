@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from medusa_cli.serve.app import Policy, digest_of
+from medusa_cli.serve.policy import Policy, digest_of
 from tests.serve.conftest import Served, serving
 
 
