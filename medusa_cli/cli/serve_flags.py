@@ -39,12 +39,18 @@ class Listening:
     ] = 600.0
     metrics: Annotated[bool, typer.Option("--metrics/--no-metrics", help="Prometheus metrics at /metrics.")] = True
     page: Annotated[bool, typer.Option("--page/--no-page", help="A page to chat on at /.")] = True
+    otel: Annotated[
+        bool, typer.Option("--otel", help="A span for each request, sent as OpenTelemetry's OTEL_* variables say.")
+    ] = False
 
     def policy(self) -> "Policy":
-        """As the application takes it. Raises DataError for a file of keys without any."""
+        """As the application takes it. Raises DataError for a file of keys without any, and as `check_traces`."""
         from medusa_cli.serve.keys import keys_of
         from medusa_cli.serve.policy import Policy, digest_of
+        from medusa_cli.serve.traces import check_traces
 
+        if self.otel:
+            check_traces()
         return Policy(
             keys=[digest_of(key) for key in keys_of(self.api_key)],
             body_bytes=self.max_body_bytes,
@@ -52,6 +58,7 @@ class Listening:
             origins=self.allow_origin or (),
             has_metrics=self.metrics,
             has_page=self.page,
+            has_traces=self.otel,
         )
 
 

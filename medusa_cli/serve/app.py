@@ -12,9 +12,10 @@ from starlette.exceptions import HTTPException
 from medusa_cli.serve.answers import answer
 from medusa_cli.serve.errors import ApiError
 from medusa_cli.serve.policy import Policy, State, digest_of, service_for
-from medusa_cli.serve.request_log import RequestLog
+from medusa_cli.serve.request_log import SILENT, RequestLog
 from medusa_cli.serve.schema import ChatRequest, CompletionRequest
 from medusa_cli.serve.service import Service
+from medusa_cli.serve.traces import settings_of
 from medusa_cli.serve.web_page import make_page
 
 
@@ -35,12 +36,18 @@ def bare_app(policy: Policy, on_start: Callable[[], Awaitable[None]], on_end: Ca
         yield
         await on_end()
 
-    app = FastAPI(title="medusa", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    # an older FastAPI, which makes no spans, takes these settings and ignores them
+    traces: Any = {"telemetry": settings_of(policy.has_traces, SILENT)}
+    app = FastAPI(title="medusa", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, **traces)
     # a redirection names whatever host the request named
     app.router.redirect_slashes = False
     if policy.origins:
         app.add_middleware(CORSMiddleware, allow_origins=list(policy.origins), allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(RequestLog, is_key=lambda word: digest_of(word) in policy.keys)
+
+    def is_key(word: str) -> bool:
+        return digest_of(word) in policy.keys
+
+    app.add_middleware(RequestLog, is_key=is_key, has_traces=policy.has_traces)
     _add_errors(app)
     return app
 

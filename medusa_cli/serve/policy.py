@@ -24,6 +24,7 @@ class Policy:
     origins       web pages that may call (CORS)
     has_metrics   whether /metrics is there
     has_page      whether the page at / is there
+    has_traces    whether requests become OpenTelemetry spans
     """
 
     keys: Sequence[bytes] = ()
@@ -33,6 +34,7 @@ class Policy:
     origins: Sequence[str] = ()
     has_metrics: bool = True
     has_page: bool = True
+    has_traces: bool = False
 
 
 @dataclass

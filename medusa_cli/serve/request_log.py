@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medusa_cli.serve.errors import ApiError
+from medusa_cli.serve.traces import tell_span
 
 NAME_OF_LOG = "medusa.requests"  # not below the package's: who doesn't ask for these lines sees none
 logger = logging.getLogger(NAME_OF_LOG)
@@ -35,9 +36,11 @@ class RequestLog:
     What a request was about is told through `scope["state"]`: `call`, and `client`.
     """
 
-    def __init__(self, app: ASGIApp, is_key: Callable[[str], bool] = lambda word: False) -> None:
+    def __init__(
+        self, app: ASGIApp, is_key: Callable[[str], bool] = lambda word: False, has_traces: bool = False
+    ) -> None:
         """is_key: told words that a client wrote; those that are keys are not written down."""
-        self._app, self._is_key = app, is_key
+        self._app, self._is_key, self._has_traces = app, is_key, has_traces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application."""
@@ -55,6 +58,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)[HEADER] = name
+            elif self._has_traces and not message.get("more_body"):
+                tell_span(name, state)
             await send(message)
 
         try:

@@ -6,16 +6,26 @@
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from medusa_cli.plots.style import COLOURS, frame, new_figure, save
+from medusa_cli.plots.style import COLOURS, frame, new_figure
 from tests.prometheus import DASHBOARD, Prometheus, queries
+
+# how a panel's unit is written beside its axis
+FORMS: dict[str, Callable[[float, int], str]] = {
+    "percentunit": lambda value, _: f"{100 * value:g} %",
+    "s": lambda value, _: f"{value:g} s",
+    "bytes": lambda value, _: f"{value / 2**20:,.0f} MiB",
+}
 
 
 def draw(found: Prometheus, minutes: float, file: Path, step: str = "5") -> None:
     """Ask for each query's range, and draw a panel for each title."""
     now = time.time()
-    titles = [panel["title"] for panel in json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]]
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    unit_of = {panel["title"]: panel["fieldConfig"]["defaults"]["unit"] for panel in panels}
+    titles = list(unit_of)
     figure = new_figure(16, 3 * -(-len(titles) // 3))
     axes_of = dict(zip(titles, figure.subplots(-(-len(titles) // 3), 3).flat, strict=False))
     drawn: dict[str, int] = dict.fromkeys(titles, 0)
@@ -32,8 +42,11 @@ def draw(found: Prometheus, minutes: float, file: Path, step: str = "5") -> None
     for title, axes in axes_of.items():
         frame(axes, title, "minutes", grid="y")
         axes.set_ylim(bottom=0)
-        axes.legend(frameon=False, fontsize=8, loc="best")
-    save(figure, file)
+        if (form := FORMS.get(unit_of[title])) is not None:
+            axes.yaxis.set_major_formatter(form)
+        if drawn[title]:
+            axes.legend(frameon=False, fontsize=8, loc="best")
+    figure.savefig(file, dpi=80)
 
 
 def main() -> None:
