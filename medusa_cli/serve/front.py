@@ -26,6 +26,7 @@ from medusa_cli.serve.replica import Ask, Opening, Piece
 from medusa_cli.util.plain_json import parse_json
 
 MOST_TRIES = 3  # replicas that one request may be lost with: it might be what ends them
+END = b"data: [DONE]\n\n"
 FIRST_WORDS = 512  # characters of a plain prompt that say where it goes
 FIRST_IDS = 128
 
@@ -72,14 +73,16 @@ class Front:
     async def pieces(self, ask: Ask, key: str) -> AsyncGenerator[Piece, None]:
         """An answer: whole in its Opening, or a stream. Raises ApiError before the first piece only."""
         for _ in range(MOST_TRIES):
-            begun = False
+            begun, sent = False, b""
             try:
                 async with aclosing(self.replicas.ask(ask, key)) as answer:
                     async for piece in _joined(answer):
-                        begun = True
+                        begun, sent = True, piece.body if isinstance(piece, Opening) else piece
                         yield piece
                 return
             except Lost:
+                if sent.endswith(END):  # all of it is written: how its writer ended is no matter
+                    return
                 if begun:  # the status is sent already
                     self._broken.inc()
                     lost = ApiError(500, "the text is lost: the replica that wrote it ended", None, "replica_lost")

@@ -27,12 +27,14 @@ class Here:
 
     lost_after   pieces of an answer that the next requests get before their replica is lost
     refuses      what is raised instead of an answer
+    lost_at_end  whether replicas are lost once they have written all of it
     """
 
     replicas: list[Replica]
     lost_after: list[int] = field(default_factory=list)
     refuses: type[Exception] | None = None
     asked: list[Ask] = field(default_factory=list)
+    lost_at_end: bool = False
 
     async def ask(self, ask: Ask, key: str) -> AsyncGenerator[Piece, None]:
         if self.refuses is not None:
@@ -45,6 +47,8 @@ class Here:
                     raise Lost
                 yield piece
                 left = None if left is None else left - 1
+        if self.lost_at_end:
+            raise Lost
 
     async def running(self) -> int:
         return len(self.replicas)
@@ -151,6 +155,14 @@ def test_a_stream_whose_replica_is_lost_says_so_and_ends(fronted: Fronted) -> No
     assert text
     assert whole.startswith(text)
     assert fronted.counted("streams_broken_off_total") == 1
+
+
+def test_a_stream_that_is_whole_is_whole_whatever_becomes_of_its_replica(fronted: Fronted) -> None:
+    wanted = events(fronted.post(WORDS, GO | {"stream": True}).text)
+    fronted.here.lost_at_end = True
+    found = events(fronted.post(WORDS, GO | {"stream": True}).text)
+    assert [each["choices"] for each in found] == [each["choices"] for each in wanted]
+    assert fronted.counted("streams_broken_off_total") == 0
 
 
 def test_a_request_that_ends_replica_after_replica_is_given_up(fronted: Fronted) -> None:
