@@ -4,10 +4,13 @@
 """
 
 import argparse
+import io
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from PIL import Image
 
 from medusa_cli.plots.style import COLOURS, frame, new_figure
 from tests.prometheus import DASHBOARD, Prometheus, queries
@@ -16,7 +19,7 @@ from tests.prometheus import DASHBOARD, Prometheus, queries
 FORMS: dict[str, Callable[[float, int], str]] = {
     "percentunit": lambda value, _: f"{100 * value:g} %",
     "s": lambda value, _: f"{value:g} s",
-    "bytes": lambda value, _: f"{value / 2**20:,.0f} MiB",
+    "bytes": lambda value, _: f"{value / 1e6:,.0f} MB",
 }
 
 
@@ -46,7 +49,9 @@ def draw(found: Prometheus, minutes: float, file: Path, step: str = "5") -> None
             axes.yaxis.set_major_formatter(form)
         if drawn[title]:
             axes.legend(frameon=False, fontsize=8, loc="best")
-    figure.savefig(file, dpi=80)
+    drawing = io.BytesIO()
+    figure.savefig(drawing, dpi=90)
+    Image.open(drawing).convert("RGB").quantize(255, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
 def main() -> None:
