@@ -5,15 +5,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from medusa_cli.cli.app import main
+from medusa_cli.serve.front import make_front
 from medusa_cli.serve.policy import Policy
+from medusa_cli.serve.replica import Replica
 from medusa_cli.serve.service import Service
-from tests.serve.conftest import serving
+from tests.serve.conftest import listening, serving
 from tests.serve.test_api import GO, WORDS
 from tests.serve.test_command import HI, free_port, running
 from tests.serve.test_engine_thread import waits_for
+from tests.serve.test_front import Here, nothing
 from tests.tiny_folders import CHAT_TEMPLATE, save_tiny
 
 pytest.importorskip("opentelemetry.sdk")
@@ -53,6 +57,18 @@ def test_a_request_is_a_span_with_its_tokens_below_that_of_who_asked(spans: Any)
         assert told["http.response.status_code"] == 200
         assert told["http.response.header.x-request-id"] == ("abc",)
         assert told["medusa.num_steps"] > 0
+
+
+def test_in_front_of_replicas_it_is_one_span(spans: Any) -> None:
+    spans.clear()
+    with serving() as served:
+        front = make_front(Policy(has_traces=True), Here([Replica(served.state.service, Policy())]), nothing, nothing)
+        with listening(front) as url:
+            assert httpx.post(url + WORDS, json=GO, timeout=60).status_code == 200
+        assert waits_for(lambda: len(spans.get_finished_spans()) >= 1)
+    (span,) = spans.get_finished_spans()
+    assert span.attributes["http.response.status_code"] == 200
+    assert "gen_ai.usage.output_tokens" not in span.attributes
 
 
 def test_a_bug_is_a_span_without_its_words(spans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
