@@ -169,4 +169,5 @@ def test_a_log_that_nobody_reads_any_more_costs_no_request(served: Served) -> No
             raise BrokenPipeError
 
     with log_lines(LineHandler(Gone(), lambda *_: None), logging.INFO):
+        logging.getLogger("medusa_cli").error("nobody reads this")
         assert served.post(WORDS, GO).status_code == 200

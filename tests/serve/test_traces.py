@@ -71,7 +71,15 @@ def test_in_front_of_replicas_it_is_one_span(spans: Any) -> None:
     assert "gen_ai.usage.output_tokens" not in span.attributes
 
 
-def test_a_bug_is_a_span_without_its_words(spans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_a_span_without_its_words_and_no_record(spans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry._logs import set_logger_provider
+    from opentelemetry.sdk._logs import LoggerProvider
+    from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+
+    records, provider = InMemoryLogRecordExporter(), LoggerProvider()
+    provider.add_log_record_processor(SimpleLogRecordProcessor(records))
+    set_logger_provider(provider)
+
     def broken(self: Service, wanted: Any, *rest: Any) -> None:
         raise ValueError(f"can't read {wanted.prompt}")
 
@@ -83,6 +91,7 @@ def test_a_bug_is_a_span_without_its_words(spans: Any, monkeypatch: pytest.Monke
     (span,) = spans.get_finished_spans()
     assert not span.status.is_ok
     assert "w5" not in span.to_json()
+    assert not records.get_finished_logs()
 
 
 def test_without_the_flag_there_is_no_span(spans: Any) -> None:
