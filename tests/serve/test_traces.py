@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from medusa_cli.cli.app import main
+from medusa_cli.serve import documents
 from medusa_cli.serve.front import make_front
 from medusa_cli.serve.policy import Policy
 from medusa_cli.serve.replica import Replica
@@ -35,6 +36,19 @@ def spans() -> Any:
     kept, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(kept))
     trace.set_tracer_provider(provider)
+    return kept
+
+
+@pytest.fixture(scope="module")
+def records() -> Any:
+    """Where this process keeps the log records that are made for OpenTelemetry."""
+    from opentelemetry._logs import set_logger_provider
+    from opentelemetry.sdk._logs import LoggerProvider
+    from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+
+    kept, provider = InMemoryLogRecordExporter(), LoggerProvider()
+    provider.add_log_record_processor(SimpleLogRecordProcessor(kept))
+    set_logger_provider(provider)
     return kept
 
 
@@ -71,22 +85,22 @@ def test_in_front_of_replicas_it_is_one_span(spans: Any) -> None:
     assert "gen_ai.usage.output_tokens" not in span.attributes
 
 
-def test_a_bug_is_a_span_without_its_words_and_no_record(spans: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opentelemetry._logs import set_logger_provider
-    from opentelemetry.sdk._logs import LoggerProvider
-    from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
-
-    records, provider = InMemoryLogRecordExporter(), LoggerProvider()
-    provider.add_log_record_processor(SimpleLogRecordProcessor(records))
-    set_logger_provider(provider)
-
-    def broken(self: Service, wanted: Any, *rest: Any) -> None:
-        raise ValueError(f"can't read {wanted.prompt}")
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_bug_is_a_span_without_its_words_and_no_record(
+    spans: Any, records: Any, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("can't read w5")
 
     spans.clear()
-    monkeypatch.setattr(Service, "call", broken)
     with serving(Policy(has_traces=True)) as served:
-        assert served.post(WORDS, GO).status_code == 500
+        if stream:
+            monkeypatch.setattr(documents, "chunk_of", broken)
+            with pytest.raises(httpx.RemoteProtocolError):  # half an answer is out: the connection breaks
+                served.post(WORDS, GO | {"stream": True})
+        else:
+            monkeypatch.setattr(Service, "call", broken)
+            assert served.post(WORDS, GO).status_code == 500
         assert waits_for(lambda: len(spans.get_finished_spans()) == 1)
     (span,) = spans.get_finished_spans()
     assert not span.status.is_ok
