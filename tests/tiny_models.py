@@ -173,12 +173,14 @@ def on_grid(weight_OI: Tensor, kind: GGMLQuantizationType) -> Tensor:
     return torch.from_numpy(dequantize(quantize(weight_OI.detach().numpy(), kind), kind))
 
 
-def target_of(model: Any, attention: str = "eager", runner: str = "eager", tokenizer: Any = None) -> Target:
+def target_of(
+    model: Any, attention: str = "eager", runner: str = "eager", tokenizer: Any = None, dtype: str = "float32"
+) -> Target:
     """A target over a copy of the model with this attention, wrapped as `load_target` does."""
     mine = _built(model.config, grouped.register() if attention == "grouped" else attention)
     mine.load_state_dict(model.state_dict())
     mine.generation_config = copy.deepcopy(model.generation_config)
-    return make_target(mine, tokenizer, TargetSettings(model="tiny", dtype="float32", device="cpu", runner=runner))
+    return make_target(mine, tokenizer, TargetSettings(model="tiny", dtype=dtype, device="cpu", runner=runner))
 
 
 def _built(config: Any, attention: str) -> Any:

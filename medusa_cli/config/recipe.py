@@ -68,7 +68,9 @@ class TargetSettings(Settings):
 
     model: str = Field("smollm2-135m", title="An alias, a hub id, a folder or a .gguf file.")
     revision: str | None = Field(None, title="Branch, tag or commit of a model on the hub.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", title="Number format of the weights.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
+        "auto", title="Number format of the weights; int8: products in integers, on a CPU."
+    )
     device: str = Field(
         "auto",
         pattern=r"^(auto|cpu|cuda(:\d+)?|mps)$",
@@ -88,6 +90,17 @@ class TargetSettings(Settings):
     def _device_is_open(self) -> "TargetSettings":
         if self.device_map == "auto" and self.device not in ("auto", "cuda"):
             raise ValueError(f"spreads the layers by device_map auto, and names device {self.device}: leave one out")
+        return self
+
+    @model_validator(mode="after")
+    def _has_integers(self) -> "TargetSettings":
+        if self.dtype == "int8" and (self.quantize != "none" or self.device_map == "auto"):
+            what = f"quantize {self.quantize}" if self.quantize != "none" else "device_map auto"
+            raise ValueError(f"asks for dtype int8, whose layers are our own, and for {what}: leave one out")
+        if self.dtype == "int8" and self.runner in ("eager", "packed", "graphs"):
+            raise ValueError(
+                f"asks for dtype int8 and for the {self.runner} runner, which can't: use blocks, compiled or auto"
+            )
         return self
 
     @model_validator(mode="after")

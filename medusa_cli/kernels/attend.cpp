@@ -1,21 +1,14 @@
-// Attention of a few tree nodes over a row's committed tokens and the nodes above each: new keys and values are written
-// behind the committed ones, and only the columns in use are read.
+// Attention of tree nodes over a row's committed tokens and the nodes above each: new keys and values are written behind
+// the committed ones, and only the columns in use are read. A node's numbers are those of its path read as a text.
 //
 // Letters: B rows, Q query heads, H key heads, N nodes, T columns a node may look at, E width of keys, F of values.
 
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "lanes.h"
-
-static inline float dot(const float *one, const float *other, long size) {
-    Floats sums = {};
-    long e = 0;
-    for (; e + LANES <= size; e += LANES) sums += load(one + e) * load(other + e);
-    float total = sum(sums);
-    for (; e < size; e++) total += one[e] * other[e];
-    return total;
-}
 
 // Neighbours of both vectors added up: those of `a` in the even lanes, those of `b` in the odd ones.
 static inline Floats add_pairs(Floats a, Floats b) {
@@ -37,20 +30,42 @@ static inline Floats sums_of(const Floats *v) {
            __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
-// scores [T] of a query against keys [T, E]
-static void score(const float *query, const float *keys, long count, long width, float scale, float *scores) {
+// Lanes added in the order of sums_of: a score is the same alone and among others.
+static inline float dot(const float *one, const float *other, long size) {
+    Floats l = {};
+    long e = 0;
+    for (; e + LANES <= size; e += LANES) l = multiply_add(load(one + e), load(other + e), l);
+    float total = ((l[0] + l[1]) + (l[2] + l[3])) + ((l[4] + l[5]) + (l[6] + l[7]));
+    for (; e < size; e++) total = std::fma(one[e], other[e], total);
+    return total;
+}
+
+// scores [T] of each of R queries against keys [T, E]
+template <int R>
+static void score(const float *const *queries, const float *keys, long count, long width, float scale, float *const *scores) {
+    const int AT_ONCE = LANES / R;  // keys
     long t = 0;
     if (width % LANES == 0)
-        for (; t + LANES <= count; t += LANES) {
+        for (; t + AT_ONCE <= count; t += AT_ONCE) {
             Floats sums[LANES] = {};
             for (long e = 0; e < width; e += LANES) {
-                const Floats part = load(query + e);
+                Floats parts[AT_ONCE];
 #pragma GCC unroll 8
-                for (int i = 0; i < LANES; i++) sums[i] += part * load(keys + (t + i) * width + e);
+                for (int i = 0; i < AT_ONCE; i++) parts[i] = load(keys + (t + i) * width + e);
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) {
+                    const Floats query = load(queries[r] + e);
+#pragma GCC unroll 8
+                    for (int i = 0; i < AT_ONCE; i++)
+                        sums[r * AT_ONCE + i] = multiply_add(query, parts[i], sums[r * AT_ONCE + i]);
+                }
             }
-            store(scores + t, sums_of(sums) * scale);
+            float found[LANES];
+            store(found, sums_of(sums) * scale);
+            for (int r = 0; r < R; r++) memcpy(scores[r] + t, found + r * AT_ONCE, AT_ONCE * sizeof(float));
         }
-    for (; t < count; t++) scores[t] = dot(query, keys + t * width, width) * scale;
+    for (; t < count; t++)
+        for (int r = 0; r < R; r++) scores[r][t] = dot(queries[r], keys + t * width, width) * scale;
 }
 
 // e^x for x <= 0, within 2 units of the last place (the reduction and polynomial of Cephes' expf).
@@ -73,6 +88,8 @@ static inline Floats exponential(Floats x) {
     memcpy(&scale, &bits, sizeof scale);
     return p * scale;
 }
+
+static const int MOST_TOGETHER = 4;  // queries that go through the keys of one head side by side
 
 // What a call is about; strides in floats over rows, heads and nodes, the last one of each tensor being 1.
 struct Call {
@@ -103,7 +120,7 @@ static void write_nodes(const Call &c, long b) {
         }
 }
 
-// Scores become shares of the mass; columns from `first` on, padded with lanes that count for nothing.
+// Scores become shares of the mass, padded with lanes that have none.
 static void softmax(float *scores, long count) {
     float top = -INFINITY;
     for (long t = 0; t < count; t++) top = std::fmax(top, scores[t]);
@@ -121,59 +138,158 @@ static void softmax(float *scores, long count) {
     for (long t = 0; t < padded; t += LANES) store(scores + t, load(scores + t) * share);
 }
 
-// out [F] = shares [T] times values [T, F]
-static void weigh(const float *shares, const float *values, long count, long width, float *out) {
-    long f = 0;
-    for (; f + 4 * LANES <= width; f += 4 * LANES) {
-        Floats a = {}, b = {}, c = {}, d = {};
-        for (long t = 0; t < count; t++) {
-            const float *from = values + t * width + f;
-            const Floats share = spread(shares[t]);
-            a += share * load(from), b += share * load(from + LANES);
-            c += share * load(from + 2 * LANES), d += share * load(from + 3 * LANES);
+// Of each tree, who stands above each node. The first `lead` nodes of a path are the nodes 0, 1, ...: with the committed
+// columns one stretch; all of them are where the tree is a chain.
+struct Paths {
+    std::vector<long> lead;
+    std::vector<std::vector<int>> rest;  // behind the lead, from above down
+
+    void find(const Call &c) {
+        lead.assign(c.trees * c.nodes, 0), rest.assign(c.trees * c.nodes, {});
+        for (long x = 0; x < c.trees; x++) {
+            const int64_t *depths = c.depths + x * c.nodes;
+            bool chain = true;
+            for (long n = 0; n < c.nodes; n++) chain &= depths[n] == n;
+            for (long n = 0; n < c.nodes; n++) chain ? (void)(lead[x * c.nodes + n] = n + 1) : find(c, x, n);
         }
-        store(out + f, a), store(out + f + LANES, b), store(out + f + 2 * LANES, c), store(out + f + 3 * LANES, d);
     }
-    for (; f < width; f++) {
-        float total = 0;
-        for (long t = 0; t < count; t++) total += shares[t] * values[t * width + f];
-        out[f] = total;
+
+    void find(const Call &c, long x, long n) {
+        const uint8_t *above = c.ancestors + (x * c.nodes + n) * c.nodes;
+        const int64_t *depths = c.depths + x * c.nodes;
+        std::vector<int> path(depths[n] + 1);
+        for (long m = 0; m < c.nodes; m++)
+            if (above[m]) path[depths[m]] = (int)m;
+        long same = 0;
+        while (same < (long)path.size() && path[same] == same) same++;
+        lead[x * c.nodes + n] = same;
+        rest[x * c.nodes + n].assign(path.begin() + same, path.end());
     }
+};
+
+// What one query looks at: the columns from `first` to `end` - 1, then single ones. In this order they are its text,
+// whatever the tree: so its sums are those of the same text without one.
+struct Sight {
+    const float *query;
+    float *out, *scores;
+    long first, end;
+    const int *rest;  // nodes
+    long count;       // of these
+
+    long size() const { return end - first + count; }
+};
+
+static Sight sight_of(const Call &c, const Paths &paths, long b, long q, long n, float *scores) {
+    const long i = (c.trees == 1 ? 0 : b) * c.nodes + n, length = c.lengths[b], position = length + c.depths[i];
+    const std::vector<int> &rest = paths.rest[i];
+    // columns before `first` lie outside the window of this node; of a path these are its first nodes
+    const long first = c.window && position >= c.window ? position - c.window + 1 : 0;
+    const long end = length + paths.lead[i], skipped = std::min<long>(rest.size(), std::max(0L, first - end));
+    return {c.query + b * c.query_strides[0] + q * c.query_strides[1] + n * c.query_strides[2],
+            c.out + ((b * c.nodes + n) * c.query_heads + q) * c.value_width,
+            scores,
+            std::min(first, end),
+            end,
+            rest.data() + skipped,
+            (long)rest.size() - skipped};
 }
 
-// All nodes of one query head of one row.
-static void attend_head(const Call &c, long b, long q, std::vector<float> &scores) {
-    const long h = q / (c.query_heads / c.key_heads), length = c.lengths[b], x = c.trees == 1 ? 0 : b;
-    const uint8_t *ancestors = c.ancestors + x * c.nodes * c.nodes;
-    const int64_t *depths = c.depths + x * c.nodes;
-    const float *keys = c.keys + b * c.keys_strides[0] + h * c.keys_strides[1];
-    const float *values = c.values + b * c.values_strides[0] + h * c.values_strides[1];
-    scores.resize(length + c.nodes + LANES);
-    for (long n = 0; n < c.nodes; n++) {
-        const float *query = c.query + b * c.query_strides[0] + q * c.query_strides[1] + n * c.query_strides[2];
-        // columns before `first` lie outside the window of this node
-        const long position = length + depths[n];
-        const long first = c.window && position >= c.window ? position - c.window + 1 : 0;
-        const long start = first < length ? first : length, count = length + c.nodes - start;
-        score(query, keys + start * c.width, count, c.width, c.scale, scores.data());
-        for (long m = 0; m < c.nodes; m++) {
-            const bool seen = ancestors[n * c.nodes + m] && (!c.window || depths[n] - depths[m] < c.window);
-            if (!seen) scores[length + m - start] = -INFINITY;
-        }
-        softmax(scores.data(), count);
-        weigh(scores.data(), values + start * c.value_width, count, c.value_width,
-              c.out + ((b * c.nodes + n) * c.query_heads + q) * c.value_width);
+// out [F] of each of R queries: shares times values. What all see is read once for all.
+template <int R>
+static void weigh(const Sight *sights, long first, long end, const float *values, const float *nodes, long width) {
+    const int AT_ONCE = R == 1 ? 4 : R == 2 ? 4 : 2;  // registers of values
+    long f = 0;
+    for (; f + LANES <= width; f += f + AT_ONCE * LANES <= width ? AT_ONCE * LANES : LANES) {
+        const int parts = f + AT_ONCE * LANES <= width ? AT_ONCE : 1;
+        const auto over = [&](auto fixed) {
+            constexpr int P = decltype(fixed)::value;
+            Floats sums[R][P] = {};
+            const auto add = [&](int r, long t, const float *from) {
+                const Floats share = spread(sights[r].scores[t]);
+#pragma GCC unroll 4
+                for (int p = 0; p < P; p++) sums[r][p] = multiply_add(share, load(from + p * LANES), sums[r][p]);
+            };
+            for (int r = 0; r < R; r++)
+                for (long t = sights[r].first; t < first; t++) add(r, t - sights[r].first, values + t * width + f);
+            for (long t = first; t < end; t++)
+#pragma GCC unroll 4
+                for (int r = 0; r < R; r++) add(r, t - sights[r].first, values + t * width + f);
+            for (int r = 0; r < R; r++) {
+                const Sight &s = sights[r];
+                for (long t = end; t < s.end; t++) add(r, t - s.first, values + t * width + f);
+                for (long i = 0; i < s.count; i++) add(r, s.end - s.first + i, nodes + s.rest[i] * width + f);
+                for (int p = 0; p < P; p++) store(s.out + f + p * LANES, sums[r][p]);
+            }
+        };
+        parts == 1 ? over(std::integral_constant<int, 1>()) : over(std::integral_constant<int, AT_ONCE>());
     }
+    for (; f < width; f++)
+        for (int r = 0; r < R; r++) {
+            const Sight &s = sights[r];
+            float total = 0;
+            for (long t = s.first; t < s.end; t++) total = std::fma(s.scores[t - s.first], values[t * width + f], total);
+            for (long i = 0; i < s.count; i++)
+                total = std::fma(s.scores[s.end - s.first + i], nodes[s.rest[i] * width + f], total);
+            s.out[f] = total;
+        }
+}
+
+// R queries of one row and key head.
+template <int R>
+static void attend_together(const Call &c, long b, long h, const Sight *sights) {
+    const float *keys = c.keys + b * c.keys_strides[0] + h * c.keys_strides[1], *new_keys = keys + c.lengths[b] * c.width;
+    const float *values = c.values + b * c.values_strides[0] + h * c.values_strides[1];
+    long first = sights[0].first, end = sights[0].end;  // columns that all see
+    for (int r = 1; r < R; r++) first = std::max(first, sights[r].first), end = std::min(end, sights[r].end);
+    if (first > end) {  // windows that don't meet
+        for (int r = 0; r < R; r++) attend_together<1>(c, b, h, sights + r);
+        return;
+    }
+    const float *queries[R];
+    float *scores[R];
+    for (int r = 0; r < R; r++) queries[r] = sights[r].query, scores[r] = sights[r].scores + first - sights[r].first;
+    score<R>(queries, keys + first * c.width, end - first, c.width, c.scale, scores);
+    for (int r = 0; r < R; r++) {
+        const Sight &s = sights[r];
+        float *before = s.scores, *behind = s.scores + end - s.first, *alone = s.scores + s.end - s.first;
+        score<1>(&s.query, keys + s.first * c.width, first - s.first, c.width, c.scale, &before);
+        score<1>(&s.query, keys + end * c.width, s.end - end, c.width, c.scale, &behind);
+        for (long i = 0; i < s.count; i++) alone[i] = dot(s.query, new_keys + s.rest[i] * c.width, c.width) * c.scale;
+        softmax(s.scores, s.size());
+    }
+    weigh<R>(sights, first, end, values, values + c.lengths[b] * c.value_width, c.value_width);
+}
+
+// Queries `from` to `to` - 1 of those that look at one key head of a row: all heads of the first node, of the next, ...
+static void attend_some(const Call &c, const Paths &paths, long b, long h, long from, long to, std::vector<float> &scores) {
+    const long heads = c.query_heads / c.key_heads, most = c.lengths[b] + c.nodes + LANES;
+    if ((long)scores.size() < MOST_TOGETHER * most) scores.resize(MOST_TOGETHER * most);
+    Sight sights[MOST_TOGETHER];
+    for (long i = from; i < to; i++)
+        sights[i - from] = sight_of(c, paths, b, h * heads + i % heads, i / heads, scores.data() + (i - from) * most);
+    const Sight *next = sights;
+    long left = to - from;
+    for (; left >= 4; left -= 4, next += 4) attend_together<4>(c, b, h, next);
+    for (; left >= 2; left -= 2, next += 2) attend_together<2>(c, b, h, next);
+    for (; left >= 1; left -= 1, next += 1) attend_together<1>(c, b, h, next);
 }
 
 extern "C" void attend(const Call *call) {
     const Call &c = *call;
     for (long b = 0; b < c.rows; b++) write_nodes(c, b);
+    Paths paths;
+    paths.find(c);
+    const long queries = c.nodes * (c.query_heads / c.key_heads), shared = c.rows * c.key_heads;
+    long together = MOST_TOGETHER;  // fewer where threads would get shares of unlike size
+    while (together > 1 && shared * ((queries + together - 1) / together) < 4 * c.threads) together /= 2;
+    const long tasks = (queries + together - 1) / together;
 #pragma omp parallel num_threads(c.threads)
     {
         std::vector<float> scores;
-#pragma omp for schedule(static)
-        for (long task = 0; task < c.rows * c.query_heads; task++)
-            attend_head(c, task / c.query_heads, task % c.query_heads, scores);
+#pragma omp for schedule(static, 1)  // neighbours look at about as many columns
+        for (long task = 0; task < shared * tasks; task++) {
+            const long i = task / tasks, from = task % tasks * together;
+            attend_some(c, paths, i / c.key_heads, i % c.key_heads, from, std::min(queries, from + together), scores);
+        }
     }
 }

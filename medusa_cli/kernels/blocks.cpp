@@ -12,6 +12,7 @@
 
 #include "lanes.h"
 
+static const int IN_INTEGERS = 80;  // added to the bits of weights in panels, whose products are those of int8.h
 static const int BLOCK = 32;
 static const int RUN = 64;       // inputs whose weights stand together
 static const int GROUP = 4;      // outputs whose weights stand together
@@ -195,6 +196,7 @@ struct Product {
     long S, N;
 };
 
+#include "int8.h"
 #include "panels.h"
 
 // One stretch (from input k to `end`) of one group of outputs, for all rows.
@@ -246,12 +248,20 @@ static void share_of_many(int bits, const Product &p, int thread, int threads) {
 }
 
 // y [M, N] = x [M, K] times the transposed weights [N, K]: `bits` tells how these are stored. Up to `few` rows the sums of a
-// row don't depend on how many there are, and beyond them neither.
+// row don't depend on how many there are, and beyond them neither; in integers they never do.
 extern "C" void multiply(int bits, const float *x, long M, long K, const void *weights, float *y, long N, long few,
                          int threads) {
     const Product p = {x, M, K, (const uint8_t *)weights, y, N, N};
+    Rounded &rounded = rounded_here();
+    if (bits > IN_INTEGERS) rounded.resize(M, K);
 #pragma omp parallel num_threads(threads)
-    (M <= few ? share : share_of_many)(bits, p, omp_get_thread_num(), omp_get_num_threads());
+    {
+        const int thread = omp_get_thread_num(), all = omp_get_num_threads();
+        if (bits > IN_INTEGERS)
+            share_in_integers(bits - IN_INTEGERS, round_together(p, rounded, thread, all), p, thread, all);
+        else
+            (M <= few ? share : share_of_many)(bits, p, thread, all);
+    }
 }
 
 template <class Grid>
@@ -337,4 +347,71 @@ extern "C" int find_blocks(int bits, const float *weights, long N, long K, uint8
         }
     }
     return found;
+}
+
+// Bytes of weights [N, K] in panels.
+extern "C" long bytes_in_panels(int bits, long N, long K) { return (N + PANEL - 1) / PANEL * panel_bytes(bits, K); }
+
+static inline uint16_t to_half(float value) {
+    const _Float16 half = (_Float16)value;
+    uint16_t bits;
+    memcpy(&bits, &half, sizeof bits);
+    return bits;
+}
+
+// Panels (zeros before) from weights in blocks of 4 bits; returns 0 at the first step or offset that isn't a half.
+extern "C" int lay_panels_of_four(const uint8_t *stored, long N, long K, uint8_t *panels) {
+    for (long n = 0; n < N; n++)
+        for (long k = 0; k < K; k += BLOCK) {
+            const uint8_t *run = stored + n / GROUP * FourBits::group_bytes(K) + FourBits::bytes_before(k);
+            const uint32_t *packed = (const uint32_t *)(run + n % GROUP * 32);
+            const float *grid = (const float *)(run + FourBits::QUANTS) + n % GROUP * 4 + k % RUN / BLOCK * 2;
+            uint8_t *block = panels + n / PANEL * panel_bytes(4, K) + k / BLOCK * PanelOfFour::BYTES;
+            for (int i = 0; i < BLOCK; i++) {
+                const long place = k % RUN + i;
+                const uint8_t quant = packed[place % LANES] >> (4 * (place / LANES)) & 15;
+                block[i / 8 * LINE + n % PANEL * FOUR + i % FOUR] |= quant << (i % 8 / FOUR * 4);
+            }
+            uint16_t *numbers = (uint16_t *)(block + PanelOfFour::QUANTS) + n % PANEL;
+            numbers[0] = to_half(grid[0]), numbers[PANEL] = to_half(grid[1]);
+            if (from_half(numbers[0]) != grid[0] || from_half(numbers[PANEL]) != grid[1]) return 0;
+        }
+    return 1;
+}
+
+// Panels (zeros before) of the nearest weights on a grid of 8 bits, by the rule of Q8_0.
+extern "C" void lay_panels_of_eight(const float *weights, long N, long K, uint8_t *panels) {
+    for (long n = 0; n < N; n++)
+        for (long k = 0; k < K; k += BLOCK) {
+            const long count = std::min<long>(BLOCK, K - k);
+            const float *from = weights + n * K + k;
+            float far = 0;
+            for (long i = 0; i < count; i++) far = std::fmax(far, std::fabs(from[i]));
+            const float step = nearest_half(far / 127);
+            uint8_t *block = panels + n / PANEL * panel_bytes(8, K) + k / BLOCK * PanelOfEight::BYTES;
+            for (int i = 0; i < BLOCK; i++) {
+                const float quant = step == 0 || i >= count ? 0 : std::rint(from[i] / step);
+                block[i / FOUR * LINE + n % PANEL * FOUR + i % FOUR] = (uint8_t)(std::fmin(std::fmax(quant, -127), 127) + 128);
+            }
+            ((uint16_t *)(block + PanelOfEight::QUANTS))[n % PANEL] = to_half(step);
+        }
+}
+
+template <class Panel>
+static void open_all(const uint8_t *panels, long N, long K, float *dense) {
+    for (long n = 0; n < N; n++)
+        for (long k = 0; k < K; k++) {
+            const uint8_t *block = panels + (n / PANEL * blocks_of(K) + k / BLOCK) * Panel::BYTES;
+            uint8_t line[LINE];
+            store_bytes(line, Panel::line(block, (int)(k % BLOCK / FOUR)));
+            const float quant = line[n % PANEL * FOUR + k % FOUR];
+            const uint16_t *numbers = (const uint16_t *)(block + Panel::QUANTS) + n % PANEL;
+            const float step = from_half(numbers[0]);
+            dense[n * K + k] = Panel::HAS_OFFSETS ? std::fma(quant, step, from_half(numbers[PANEL])) : (quant - 128) * step;
+        }
+}
+
+// The weights [N, K] in panels as floats.
+extern "C" void open_panels(int bits, const uint8_t *panels, long N, long K, float *dense) {
+    bits == 4 ? open_all<PanelOfFour>(panels, N, K, dense) : open_all<PanelOfEight>(panels, N, K, dense);
 }

@@ -19,6 +19,7 @@ from medusa_cli.kernels.packed import PackedLinear
 BLOCK = 32  # weights that share a step and an offset, in every simple GGUF format
 RUN = 64  # inputs whose weights stand together
 LANES = 8
+IN_INTEGERS = 80  # as in blocks.cpp
 FEW_ROWS = 24  # beyond these weights are opened once for all rows
 
 
@@ -26,12 +27,19 @@ FEW_ROWS = 24  # beyond these weights are opened once for all rows
 class Blocks:
     """A weight [O, I] laid out as blocks.cpp reads it.
 
-    bits     4 or 8 (a grid), 16 (bfloat16) or 32 (float32, the weight itself)
-    stored   bytes, or [O, I] in bfloat16 or float32
+    bits          4 or 8 (a grid), 16 (bfloat16) or 32 (float32, the weight itself)
+    stored        bytes, or [O, I] in bfloat16 or float32
+    in_integers   4 or 8 bits in panels, whose products are worked out in integers
     """
 
     bits: int
     stored: Tensor
+    in_integers: bool = False
+
+    @property
+    def code(self) -> int:
+        """How the compiled functions are told."""
+        return self.bits + (IN_INTEGERS if self.in_integers else 0)
 
 
 @functools.cache
@@ -46,6 +54,13 @@ def functions() -> ctypes.CDLL:
     found.find_blocks.argtypes = [number, pointer, whole, whole, pointer, number]
     found.open_blocks.argtypes = [number, pointer, whole, whole, pointer]
     found.open_blocks.restype = None
+    found.bytes_in_panels.argtypes = [number, whole, whole]
+    found.bytes_in_panels.restype = whole
+    found.lay_panels_of_four.argtypes = [pointer, whole, whole, pointer]
+    found.lay_panels_of_eight.argtypes = [pointer, whole, whole, pointer]
+    found.lay_panels_of_eight.restype = None
+    found.open_panels.argtypes = [number, pointer, whole, whole, pointer]
+    found.open_panels.restype = None
     return found
 
 
@@ -65,7 +80,7 @@ class BlockLinear(PackedLinear):
         inputs = inputs.contiguous()
         outputs = inputs.new_empty(*inputs.shape[:-1], self.out_features)
         self.functions.multiply(
-            self.blocks.bits,
+            self.blocks.code,
             inputs.data_ptr(),
             inputs.numel() // self.in_features,
             self.in_features,
@@ -84,7 +99,8 @@ class BlockLinear(PackedLinear):
         if self.blocks.bits > 8:
             return self.blocks.stored.float()
         weight_OI = torch.empty(self.out_features, self.in_features)
-        self.functions.open_blocks(
+        opened = self.functions.open_panels if self.blocks.in_integers else self.functions.open_blocks
+        opened(
             self.blocks.bits,
             self.blocks.stored.data_ptr(),
             self.out_features,
@@ -107,6 +123,33 @@ def as_it_is(weight_OI: Tensor) -> Blocks | None:
     if weight_OI.dtype != torch.float32 or weight_OI.shape[1] % LANES:
         return None
     return Blocks(32, weight_OI.detach().contiguous())
+
+
+def in_panels(layer: PackedLinear) -> Blocks:
+    """A layer's weight for products in integers: in 4 bits where it lies on such a grid, else the nearest in 8.
+
+    Inputs are rounded to 8 bits, 32 of a row with one scale; a block's sum is an integer, and is added to the output
+    times scale and step in the order of the blocks (kernels/int8.h). Raises CannotCompile.
+    """
+    shape = layer.out_features, layer.in_features
+    if isinstance(layer, BlockLinear) and layer.blocks.bits == 4 and not layer.blocks.in_integers:
+        panels = _no_panels(4, *shape)
+        if functions().lay_panels_of_four(layer.blocks.stored.data_ptr(), *shape, panels.data_ptr()):
+            return Blocks(4, panels, in_integers=True)
+    weight_OI, panels = layer.dense().float().contiguous(), _no_panels(8, *shape)
+    functions().lay_panels_of_eight(weight_OI.data_ptr(), *shape, panels.data_ptr())
+    return Blocks(8, panels, in_integers=True)
+
+
+def in_integers(layer: PackedLinear) -> BlockLinear:
+    """The layer with products in integers. Raises CannotCompile."""
+    made = BlockLinear(torch.empty(layer.out_features, layer.in_features, device="meta"), layer.bias, in_panels(layer))
+    made.tied_to = layer.tied_to
+    return made
+
+
+def _no_panels(bits: int, num_outputs: int, num_inputs: int) -> Tensor:
+    return torch.zeros(functions().bytes_in_panels(bits, num_outputs, num_inputs), dtype=torch.uint8)
 
 
 def nearest_grid(weight_OI: Tensor) -> Tensor:

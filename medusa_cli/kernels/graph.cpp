@@ -50,13 +50,22 @@ extern "C" AOTITorchError aoti_torch_cpu_medusa_linear(AtenTensorHandle x, AtenT
     const int64_t sizes[] = {1, rows, outputs}, strides[] = {rows * outputs, outputs, 1};
     TRY(empty(3, sizes, strides, made));
     TRY(data_of(*made, &to));
+    const bool in_integers = table[first].bits > IN_INTEGERS;  // of one model all are, or none
+    Rounded &shared = rounded_here();
+    if (in_integers) shared.resize(rows, table[first].inputs);
 #pragma omp parallel num_threads((int)threads)
     {
+        const int thread = omp_get_thread_num(), all = omp_get_num_threads();
+        const auto product = [&](int64_t i, float *part) {
+            return Product{from, rows, table[i].inputs, (const uint8_t *)table[i].stored, part, outputs, table[i].outputs};
+        };
+        const Rounded *rounded = in_integers ? &round_together(product(first, to), shared, thread, all) : nullptr;
         float *part = to;
-        for (int64_t i = first; i < first + count; part += table[i++].outputs)
-            share((int)table[i].bits,
-                  {from, rows, table[i].inputs, (const uint8_t *)table[i].stored, part, outputs, table[i].outputs},
-                  omp_get_thread_num(), omp_get_num_threads());
+        for (int64_t i = first; i < first + count; part += table[i++].outputs) {
+            const int bits = (int)table[i].bits;
+            in_integers ? share_in_integers(bits - IN_INTEGERS, *rounded, product(i, part), thread, all)
+                        : share(bits, product(i, part), thread, all);
+        }
     }
     return AOTI_TORCH_SUCCESS;
 }

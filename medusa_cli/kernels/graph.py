@@ -83,7 +83,7 @@ def c_functions() -> dict[object, list[str]]:
 def weights_table(layers: Sequence[BlockLinear]) -> Tensor:
     """Where the weights of these layers lie, a row each: `Weights` of graph.cpp."""
     return torch.tensor(
-        [[one.blocks.bits, one.blocks.stored.data_ptr(), one.in_features, one.out_features] for one in layers]
+        [[one.blocks.code, one.blocks.stored.data_ptr(), one.in_features, one.out_features] for one in layers]
     )
 
 

@@ -39,6 +39,17 @@ static inline float sum(Floats lanes) {
     return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) + ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
 }
 
+// The nearest whole numbers, a half to the even one.
+static inline Ints nearest(Floats lanes) {
+#ifdef __FMA__
+    return (Ints)_mm256_cvtps_epi32((__m256)lanes);
+#else
+    Ints whole;
+    for (int lane = 0; lane < 8; lane++) whole[lane] = (int32_t)__builtin_rintf(lanes[lane]);
+    return whole;
+#endif
+}
+
 // a * b + c, rounded once. Compilers contract such sums here and not there, and then equal rows differ in their bits.
 static inline Floats multiply_add(Floats a, Floats b, Floats c) {
 #ifdef __FMA__

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "lanes.h"
+#include "wide.h"
 
-static const int PANEL = 16;      // outputs side by side
 static const int SIDE_ROWS = 6;   // rows of a tile: their sums, a panel's weights and an input fill the registers of AVX2
 static const long SPAN = 256;     // inputs that are opened at once: 16 KiB of weights
 static const long APART = SPAN + 2;  // numbers between rows: inputs of one place lie in different banks of the cache

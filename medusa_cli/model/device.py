@@ -4,6 +4,8 @@ import torch
 
 from medusa_cli.errors import TargetError
 
+IN_INTEGERS = "int8"  # the dtype whose linear layers multiply in integers
+
 
 def choose_device(wanted: str) -> torch.device:
     """`auto` is the first GPU, else the CPU."""
@@ -23,6 +25,10 @@ def choose_device(wanted: str) -> torch.device:
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     """`auto` is bfloat16 where the machine multiplies matrices in it, else float32."""
+    if wanted == IN_INTEGERS:
+        if device.type != "cpu":
+            raise TargetError(f"dtype int8 runs on a CPU, not on {device}", "use --device cpu, or another dtype")
+        return torch.float32  # of all that isn't a product with weights
     if wanted != "auto":
         return getattr(torch, wanted)
     if device.type == "cuda":

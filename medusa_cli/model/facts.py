@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_cli.errors import TargetError
+from medusa_cli.model.device import IN_INTEGERS
 from medusa_cli.model.identity import Identity
 from medusa_cli.model.masks import MaskKinds
 from medusa_cli.model.runners.stock import StockForward
@@ -68,8 +69,13 @@ class Facts:
 
     @property
     def dtype_name(self) -> str:
-        """The dtype as recipes and documents write it: float32."""
-        return str(self.dtype).removeprefix("torch.")
+        """The dtype as recipes and documents write it: float32, or int8 where products are in integers."""
+        return self.identity.dtype or str(self.dtype).removeprefix("torch.")
+
+    @property
+    def in_integers(self) -> bool:
+        """Whether the linear layers multiply in integers: then a text's numbers are the same in any company."""
+        return self.identity.dtype == IN_INTEGERS
 
     @cached_property
     def output_weight(self) -> Tensor:

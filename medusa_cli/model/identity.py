@@ -11,6 +11,7 @@ class Identity:
     adapter   the folder of what was merged into them, if any
     files     what tells the files they came from, if they came from files (`fetch.weights_identity`)
     rows      a hash over numbers of every row of the embeddings and of the output matrix
+    dtype     what its linear layers multiply in, where that isn't the dtype of the other numbers
     """
 
     name: str
@@ -21,3 +22,4 @@ class Identity:
     adapter: Path | None = None
     files: str | None = None
     rows: str | None = None
+    dtype: str | None = None

@@ -223,7 +223,7 @@ class Target(Facts):
 
     def _stock_forward(self, work: Work) -> Seen:
         tree, cache = work.tree, work.cache
-        native = self.attends_natively and tree.num_nodes <= MOST_NODES
+        native = self.attends_natively and (tree.num_nodes <= MOST_NODES or self.in_integers)
         place = cache.place(work.rows, tree.num_nodes, self.device, tree if native else None)
         with self.tables.of(work.spans, cache.lengths[work.rows], self.stock.positions(tree, place)):
             return self._run(work.tokens_BN, tree, place, cache, work.wanted_BW, work.taps)

@@ -17,6 +17,7 @@ from medusa_cli.model import attention
 from medusa_cli.model.adapter import StoredAdapter, merge
 from medusa_cli.model.costs.kept import note_choice
 from medusa_cli.model.device import choose_device as choose_device
+from medusa_cli.model.device import IN_INTEGERS
 from medusa_cli.model.device import choose_dtype as choose_dtype
 from medusa_cli.model.identity import Identity
 from medusa_cli.model.loading.gguf_conversion import converted
@@ -121,7 +122,10 @@ def make_target(
     fingerprint, rows = fingerprint_of(model), rows_of(model)
     if adapter is not None:  # before the layers are laid out: what is merged lies on no grid that they lay on
         fingerprint = merge(model, adapter, fingerprint)
-    runner = lay_out(model, runner_for(model, settings, fingerprint), None if adapter else files)
+    in_integers = settings.dtype == IN_INTEGERS
+    runner = lay_out(
+        model, runner_for(model, settings, fingerprint), None if adapter else files, in_integers=in_integers
+    )
     identity = Identity(
         settings.model,
         fingerprint,
@@ -131,8 +135,15 @@ def make_target(
         adapter.folder if adapter else None,
         files,
         rows,
+        IN_INTEGERS if in_integers else None,
     )
     target = Target(model.eval().requires_grad_(False), tokenizer, kinds, stop_ids_of(model, tokenizer), identity)
+    if in_integers and not target.attends_natively:
+        raise TargetError(
+            f"dtype int8 can't run {target.name}: its attention ({target.identity.attention}) has no kernel, and would "
+            "sum in another order beside other nodes",
+            "use --dtype float32",
+        )
     attach_forward(target, by_measurement=settings.runner == "auto")
     if settings.runner == "auto":
         note_choice(target)

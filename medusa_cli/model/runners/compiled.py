@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from medusa_cli.contracts import Seen
 from medusa_cli.kernels import graph
 from medusa_cli.kernels.attend import MOST_NODES
+from medusa_cli.kernels.blocks import FEW_ROWS
 from medusa_cli.kernels.native import CannotCompile, code_home, compiler, fingerprint
 from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.model.forwards import HoldsNothing, Work
@@ -58,13 +59,16 @@ class CompiledForward(HoldsNothing):
         loader.load_constants(constants, inactive, check_full_update, user_managed)
         self._constants = constants  # the program reads them where they lie
         self.program: Callable[[list[Tensor]], list[Tensor]] = loader.boxed_run
+        self._in_integers = any(layer.blocks.in_integers for _, layer in linear_layers(model))
         self.layers = [layer for _, layer in linear_layers(model)]
         self.weights = graph.weights_table(self.layers)
         self._stock = stock
 
     def takes(self, work: Work) -> bool:
         """All of few nodes; the program shows no inner layers."""
-        few = work.tree.num_nodes <= MOST_NODES and work.tokens_BN.numel() <= MOST_TOKENS
+        # in integers nothing else may: the text would hang on who ran a step
+        most = MOST_TOKENS if self._in_integers else FEW_ROWS
+        few = work.tokens_BN.numel() <= most and (self._in_integers or work.tree.num_nodes <= MOST_NODES)
         return few and work.is_plain_step and not work.taps
 
     def __call__(self, work: Work) -> Seen:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_cli.kernels import graph
-from medusa_cli.kernels.blocks import FEW_ROWS, BlockLinear
+from medusa_cli.kernels.blocks import BlockLinear
 
-MOST_TOKENS = FEW_ROWS  # nodes of all rows; beyond these weights are better opened once for all of them
+MOST_TOKENS = 4096  # nodes of all rows
 SMALL = 8  # numbers of a tensor; the compiler writes tensors up to this size into the program
 # of the forward that is exported: any number that is neither 0 nor 1, which would be taken literally
 EXAMPLE_TOKENS = 4

@@ -15,8 +15,10 @@ from torch import nn
 
 from medusa_cli.errors import TargetError
 from medusa_cli.kernels.blocks import BlockLinear, Blocks, functions
+from medusa_cli.kernels.blocks import in_integers as integers
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.native import CannotCompile
+from medusa_cli.kernels.packed import PackedLinear
 from medusa_cli.model.runners.kept_blocks import keep, recall
 from medusa_cli.util.paths import say_once
 
@@ -70,25 +72,30 @@ def give_back_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def lay_out(model: nn.Module, wanted: str, files: str | None = None) -> str:
+def lay_out(model: nn.Module, wanted: str, files: str | None = None, *, in_integers: bool = False) -> str:
     """Give the model, in place, the linear layers of the runner asked for; says which runner it became.
 
     `auto` is what is quickest as far as is known (runners/autotune.py finds out): blocks where a compiler is there and
     weights lie on a grid, else packed. Raises TargetError when blocks were asked for by name and can't be had.
 
-    files   what tells the files that its weights are in, unchanged: what is found of them is kept for the next start
+    files         what tells the files that its weights are in, unchanged: what is found of them is kept for the next start
+    in_integers   the layers multiply in integers. Raises TargetError where they can't, or where there are others
     """
     runner = RUNNERS.get(wanted, RUNNERS["blocks"])
     if not runner.packs:
         return wanted
     reason = why_no_blocks() if runner.few_bits else None
-    if reason is not None and runner.in_place:
-        raise TargetError(f"the {wanted} runner can't run: {reason}", "install a C++ compiler, or --runner packed")
+    if reason is not None and (runner.in_place or in_integers):
+        what, other = ("dtype int8", "--dtype float32") if in_integers else (f"the {wanted} runner", "--runner packed")
+        raise TargetError(f"{what} can't run: {reason}", f"install a C++ compiler, or {other}")
     blocks = runner.few_bits and reason is None
     kept = recall(files) if files and blocks else {}
     pack(model, blocks=blocks, plain=runner.in_place, kept=kept)
     if files and blocks and not kept:
         keep(model, files)
+    if in_integers:
+        turn_into_integers(model)
+        return "blocks" if wanted == "auto" else wanted
     if runner.in_place or not runner.few_bits:
         return wanted
     if any(isinstance(module, BlockLinear) for module in model.modules()):
@@ -99,6 +106,38 @@ def lay_out(model: nn.Module, wanted: str, files: str | None = None) -> str:
             "use --runner packed; models in bfloat16 and GGUF files in Q4_0, Q4_1 or Q8_0 have such weights",
         )
     return "packed"
+
+
+def turn_into_integers(model: nn.Module) -> None:
+    """Let all packed layers multiply in integers, in place; weights on no grid of 4 or 8 bits are rounded to 8.
+
+    Raises TargetError for a model that multiplies with weights elsewhere: such products sum in another order beside other
+    rows, and a text would hang on its company.
+    """
+    others = [name for name, module in model.named_modules() if _multiplies_otherwise(module)]
+    if others:
+        raise TargetError(
+            f"dtype int8 can't run this model: {', '.join(others[:3])} and {len(others) - 1} more are no linear layers",
+            "use --dtype float32",
+        )
+    rounded = 0
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, PackedLinear):
+                made = integers(child)
+                rounded += made.blocks.bits == 8 and not (isinstance(child, BlockLinear) and child.blocks.bits == 8)
+                setattr(parent, name, made)
+    if rounded:
+        say_once(
+            f"dtype int8: the weights of {rounded} layers are rounded to 8 bits, for they lie on no grid of 4 or 8",
+            logging.INFO,
+        )
+
+
+def _multiplies_otherwise(module: nn.Module) -> bool:
+    """Whether it holds a matrix of its own, and isn't a layer of ours or a table of embeddings."""
+    matrices = [one for one in module.parameters(recurse=False) if one.dim() > 1]
+    return bool(matrices) and not isinstance(module, PackedLinear | nn.Embedding)
 
 
 def why_no_blocks() -> str | None:

@@ -14,6 +14,7 @@ from medusa_cli.errors import TargetError
 from medusa_cli.kernels.native import CannotCompile
 from medusa_cli.kernels.packed import can_pack
 from medusa_cli.model import attention
+from medusa_cli.model.device import IN_INTEGERS
 from medusa_cli.model.runners import compiled
 from medusa_cli.model.runners.autotune import is_quicker, quickest_layout, try_steps
 from medusa_cli.model.runners.cuda_graphs import GraphedForward, on_cuda
@@ -37,6 +38,8 @@ def runner_for(model: Any, settings: TargetSettings, fingerprint: str) -> str:
     wanted = choose_runner(settings.runner, weight.device, weight.dtype)
     if wanted != "auto":
         return wanted
+    if settings.dtype == IN_INTEGERS:
+        return "compiled" if is_compiled(model) else "blocks"
     return "compiled" if is_compiled(model) else quickest_layout(model, fingerprint, blocks=why_no_blocks() is None)
 
 
