@@ -42,10 +42,15 @@ class Blocks:
         return self.bits + (IN_INTEGERS if self.in_integers else 0)
 
 
-@functools.cache
 def functions() -> ctypes.CDLL:
     """The functions of blocks.cpp. Raises CannotCompile where there is no compiler."""
-    found = library(Path(__file__).with_name("blocks.cpp"))
+    return functions_of(())
+
+
+@functools.cache
+def functions_of(flags: tuple[str, ...]) -> ctypes.CDLL:
+    """The same compiled with more flags, as for another kind of machine."""
+    found = library(Path(__file__).with_name("blocks.cpp"), flags)
     pointer, whole, number = ctypes.c_void_p, ctypes.c_long, ctypes.c_int
     found.multiply.argtypes = [number, pointer, whole, whole, pointer, pointer, whole, whole, number]
     found.multiply.restype = None

@@ -133,6 +133,7 @@ static inline void rows_of_part(const Part &p, const Rounded &x, long m, long B,
             }
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) whole[r].end(pass);
+            asm volatile("" ::: "memory");  // inputs are read again in the next pass: there are no registers to keep them
         }
         const Wide steps = load_halves_of_panel(block + Panel::QUANTS);
         const Wide offsets = Panel::HAS_OFFSETS ? load_halves_of_panel(block + Panel::QUANTS + PANEL * sizeof(uint16_t)) : Wide();

@@ -18,7 +18,7 @@ from medusa_cli.util.paths import cache_home, say_once
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC", "-shared", "-std=c++17")
 COMPILERS = ("c++", "g++", "clang++")
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 _ONE_AT_A_TIME = threading.Lock()  # threads that want the same library: the second takes what the first compiled
 
 

@@ -15,7 +15,8 @@ static inline float from_half(uint16_t bits) {
     return (float)half;
 }
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)
+// Tests name a kind (MEDUSA_...) to run it by other means than this machine's.
+#if !defined(MEDUSA_VNNI) && (defined(MEDUSA_AVX512) || (defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__)))
 
 #define ROWS_AT_ONCE 8
 
@@ -97,11 +98,14 @@ static inline __m256i spread_four(const int8_t *inputs) {
     memcpy(&four, inputs, sizeof four);
     return _mm256_set1_epi32(four);
 }
+// Keeps the compiler from working out all products first, for whose sums there are not registers enough.
+static inline void in_a_register(__m256i &sums) { asm("" : "+x"(sums)); }
+
 static inline Wide as_floats(__m256i low, __m256i high) { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
 
-#if defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
+#if defined(MEDUSA_VNNI) || defined(__AVXVNNI__) || (defined(__AVX512VNNI__) && defined(__AVX512VL__))
 
-#ifdef __AVXVNNI__
+#if defined(__AVXVNNI__) && !defined(MEDUSA_VNNI)
 #define DOT_OF_BYTES _mm256_dpbusd_avx_epi32
 #else
 #define DOT_OF_BYTES _mm256_dpbusd_epi32
@@ -135,6 +139,7 @@ struct SmallSums {
         const __m256i four = spread_four(inputs);
         const __m256i l = _mm256_maddubs_epi16(line.low, four), h = _mm256_maddubs_epi16(line.high, four);
         low = first ? l : _mm256_add_epi16(low, l), high = first ? h : _mm256_add_epi16(high, h);
+        in_a_register(low), in_a_register(high);
     }
     inline Wide total(int32_t) const {
         const __m256i ones = _mm256_set1_epi16(1);
@@ -151,6 +156,7 @@ struct LargeSums {
         const __m256i four = spread_four(inputs);
         const __m256i l = _mm256_maddubs_epi16(line.low, four), h = _mm256_maddubs_epi16(line.high, four);
         low = first ? l : _mm256_add_epi16(low, l), high = first ? h : _mm256_add_epi16(high, h);
+        in_a_register(low), in_a_register(high);
     }
     inline void end(int pass) {
         const __m256i worth = _mm256_set1_epi16(pass ? 16 : 1);

@@ -48,6 +48,11 @@ class LayerInputs:
                 f"the drafter can't look at number {self.num_layers} beside others",
             )
 
+    @property
+    def can_be_seen(self) -> range:
+        """The numbers of the inner layers whose states can be seen: all, or none."""
+        return range(len(self._layers))
+
     @contextmanager
     def seen(self, taps: Sequence[int]) -> Iterator[dict[int, Tensor]]:
         """Within, a forward leaves what goes into the wanted layers here; what the output sees is none of them."""

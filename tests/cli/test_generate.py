@@ -316,3 +316,21 @@ def test_a_cache_that_can_not_fit_is_refused_before_anything_is_written(generate
     assert (refused.code, refused.out) == (1, "")
     assert "3 texts of up to 128 tokens at once need " in refused.err
     assert refused.err.count(" hint: write fewer at once (--batch-size)") == 1
+
+
+def test_products_in_integers_give_one_text_with_guesses_and_without(generate: Medusa, heads: Path) -> None:
+    prompts = heads / "written" / "prompts.jsonl"
+    ours = generate("--prompt-file", prompts, "--json", "--dtype", "int8", "--check").document
+    plain = generate("--prompt-file", prompts, "--json", "--dtype", "int8", "--drafter", "none", heads=None).document
+    assert [one["token_ids"] for one in ours] == [one["token_ids"] for one in plain]
+    assert {(one["dtype"], one["identical"]) for one in ours} == {("int8", True)}
+
+
+def test_what_can_t_multiply_in_integers_is_refused_in_words(generate: Medusa) -> None:
+    for more, said in (
+        (["--runner", "eager"], "asks for dtype int8 and for the eager runner, which can't"),
+        (["--attention", "eager"], "its attention (eager) has no kernel"),
+    ):
+        done = generate(PROMPT, "--dtype", "int8", *more)
+        assert done.code in (1, 2), done.err
+        assert said in " ".join(done.err.split()), done.err

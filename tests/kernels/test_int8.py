@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType
 from torch import Tensor
 from torch.nn import functional as F
 
-from medusa_cli.kernels.blocks import BLOCK, BlockLinear, find_blocks, in_panels
+from medusa_cli.kernels.blocks import BLOCK, BlockLinear, find_blocks, functions_of, in_panels
 from medusa_cli.kernels.native import library
 from medusa_cli.kernels.packed import PackedLinear
 from tests.tiny_models import on_grid
@@ -18,6 +18,14 @@ SHAPES = [(1, 64), (16, 64), (17, 192), (131, 576), (40, 1536)]  # outputs and i
 ODD_SHAPES = [(1, 1), (5, 33), (33, 100), (130, 2050)]  # which 8 bits take as well
 ROWS = [1, 2, 3, 4, 5, 7, 8, 9, 16, 23, 70]
 GRIDS = {4: GGMLQuantizationType.Q4_1, 8: GGMLQuantizationType.Q8_0}
+
+
+EMULATED = Path(__file__).with_name("emulated.h")
+KINDS = {
+    "plain": ("-mno-avx2", "-mno-avx", "-mno-fma", "-mno-f16c"),
+    "avx-vnni": ("-O0", "-DMEDUSA_VNNI", "-include", str(EMULATED)),
+    "avx512-vnni": ("-O0", "-DMEDUSA_AVX512", "-include", str(EMULATED)),
+}
 
 
 def layer_of(weight_OI: Tensor, bias_O: Tensor | None = None) -> BlockLinear:
@@ -64,6 +72,21 @@ def test_every_number_is_the_plain_loop_s_to_the_last_bit(bits: int, shape: tupl
     x_MI = random(max(ROWS), shape[1], seed=1)
     wanted = plainly(x_MI, layer)
     for rows in ROWS:
+        assert torch.equal(layer(x_MI[:rows]), wanted[:rows]), rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(16, 64), (131, 576)])
+@pytest.mark.parametrize("bits", GRIDS)
+def test_every_kind_of_machine_gives_the_same_bits(bits: int, shape: tuple[int, int], kind: str) -> None:
+    """Kinds that this processor lacks run with their instructions written out in others."""
+    if "-include" in KINDS[kind] and not Path("/usr/include/simde").exists():
+        pytest.skip("SIMDe is not installed: this kind is not tested here")
+    layer = layer_of(on_grid(random(*shape, scale=0.05), GRIDS[bits]))
+    x_MI = random(23, shape[1], seed=1)
+    wanted = plainly(x_MI, layer)
+    layer.functions = functions_of(KINDS[kind])
+    for rows in (1, 3, 8, 23):
         assert torch.equal(layer(x_MI[:rows]), wanted[:rows]), rows
 
 

@@ -1,4 +1,4 @@
-"""Law of int8: a text's numbers are those of plain decoding to the last bit, in any tree, any batch, any cut of a prompt.
+"""Law of int8: a text's numbers are plain decoding's to the last bit, in any tree, any batch, any cut of a prompt.
 
 Nothing is a near tie: products are sums of integers, and all else sums a row's numbers in one order.
 """

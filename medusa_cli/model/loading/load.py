@@ -16,8 +16,8 @@ from medusa_cli.kernels.ahead import compile_ahead
 from medusa_cli.model import attention
 from medusa_cli.model.adapter import StoredAdapter, merge
 from medusa_cli.model.costs.kept import note_choice
-from medusa_cli.model.device import choose_device as choose_device
 from medusa_cli.model.device import IN_INTEGERS
+from medusa_cli.model.device import choose_device as choose_device
 from medusa_cli.model.device import choose_dtype as choose_dtype
 from medusa_cli.model.identity import Identity
 from medusa_cli.model.loading.gguf_conversion import converted

@@ -31,7 +31,7 @@ SHORT, LONG = 24, 600  # tokens of the longest prompt: without a window, and at 
 PAST = 8  # tokens by which the prompt goes past the window
 RAGGED = 5  # the second row is shorter by this, so that rows of different lengths share a forward
 
-BOUNDS = {"float32": 2e-4, "float16": 5e-2, "bfloat16": 0.4, "int8": 0.1}
+BOUNDS = {"float32": 2e-4, "float16": 5e-2, "bfloat16": 0.4, "int8": 0.4}
 """The largest difference that rounding explains, in units of the spread of a node's logits.
 
 SmolLM2-135M on random text, the worst case: 6e-6, 0.015 and 0.18; positions off by one cost it 0.7 and more.

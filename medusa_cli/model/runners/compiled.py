@@ -31,6 +31,7 @@ from medusa_cli.model.forwards import HoldsNothing, Work
 from medusa_cli.model.runners import export
 from medusa_cli.model.runners.export import MOST_TOKENS, linear_layers, small_tensors
 from medusa_cli.model.runners.stock import StockForward
+from medusa_cli.model.taps import stacked
 from medusa_cli.util import sealed
 from medusa_cli.util.paths import say_once, why_not_private
 
@@ -65,11 +66,11 @@ class CompiledForward(HoldsNothing):
         self._stock = stock
 
     def takes(self, work: Work) -> bool:
-        """All of few nodes; the program shows no inner layers."""
+        """All of few nodes."""
         # in integers nothing else may: the text would hang on who ran a step
         most = MOST_TOKENS if self._in_integers else FEW_ROWS
         few = work.tokens_BN.numel() <= most and (self._in_integers or work.tree.num_nodes <= MOST_NODES)
-        return few and work.is_plain_step and not work.taps
+        return few and work.is_plain_step
 
     def __call__(self, work: Work) -> Seen:
         """Score all nodes."""
@@ -81,8 +82,9 @@ class CompiledForward(HoldsNothing):
         tokens_1T = work.tokens_BN.reshape(1, -1).contiguous()
         positions_BN = self._stock.positions(work.tree, place)
         positions_1T = positions_BN.expand(num_rows, -1).reshape(1, -1).contiguous()
-        hidden_1TH, logits_1TV = self.program([tokens_1T, positions_1T, self.weights, table])
-        return Seen(hidden_1TH.view(num_rows, num_nodes, -1), logits_1TV.view(num_rows, num_nodes, -1))
+        out = self.program([tokens_1T, positions_1T, self.weights, table])
+        hidden_BNH, logits_BNV, *inner = (each.view(num_rows, num_nodes, -1) for each in out)
+        return Seen(hidden_BNH, logits_BNV, stacked(dict(enumerate(inner)), work.taps, hidden_BNH, hidden_BNH.device))
 
 
 def folder_of(model: Any) -> Path:

@@ -15,6 +15,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_cli.kernels import graph
 from medusa_cli.kernels.blocks import BlockLinear
+from medusa_cli.model.taps import LayerInputs
 
 MOST_TOKENS = 4096  # nodes of all rows
 SMALL = 8  # numbers of a tensor; the compiler writes tensors up to this size into the program
@@ -160,7 +161,7 @@ class _TwinLayer(CacheLayerMixin):
 
 
 class _Forward(nn.Module):
-    """The stock forward of a twin, with the final hidden states beside the logits."""
+    """The stock forward of a twin, with the final hidden states and what goes into each layer beside the logits."""
 
     def __init__(self, twin: Any, inputs: _Inputs, mask_kinds: Sequence[str] | None) -> None:
         super().__init__()
@@ -168,22 +169,24 @@ class _Forward(nn.Module):
         names = inspect.signature(twin.forward).parameters
         self.cache_name = "cache" if "cache" in names else "past_key_values"
         self.num_layers = twin.config.get_text_config().num_hidden_layers
+        self.layer_inputs = LayerInputs(twin)
         self.hidden: Tensor | None = None
         twin.get_output_embeddings().register_forward_pre_hook(self._before_output)
 
-    def forward(self, tokens_1T: Tensor, positions_1T: Tensor, weights: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens_1T: Tensor, positions_1T: Tensor, weights: Tensor, place: Tensor) -> tuple[Tensor, ...]:
         self.inputs.weights, self.inputs.place = weights, place
         # a mask that is given isn't made; our attention looks at none
         mask = torch.zeros(1, 1, 1, 1, device=tokens_1T.device)
-        out = self.twin(
-            input_ids=tokens_1T,
-            attention_mask=mask if self.mask_kinds is None else dict.fromkeys(self.mask_kinds, mask),
-            position_ids=positions_1T,
-            use_cache=True,
-            **{self.cache_name: Cache(layers=[_TwinLayer(self.inputs, index) for index in range(self.num_layers)])},
-        )
+        with self.layer_inputs.seen(self.layer_inputs.can_be_seen) as found:
+            out = self.twin(
+                input_ids=tokens_1T,
+                attention_mask=mask if self.mask_kinds is None else dict.fromkeys(self.mask_kinds, mask),
+                position_ids=positions_1T,
+                use_cache=True,
+                **{self.cache_name: Cache(layers=[_TwinLayer(self.inputs, index) for index in range(self.num_layers)])},
+            )
         assert self.hidden is not None
-        return self.hidden, out.logits
+        return self.hidden, out.logits, *(found[number] for number in self.layer_inputs.can_be_seen)
 
     def _before_output(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self.hidden = inputs[0]

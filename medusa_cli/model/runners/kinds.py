@@ -78,7 +78,7 @@ def lay_out(model: nn.Module, wanted: str, files: str | None = None, *, in_integ
     `auto` is what is quickest as far as is known (runners/autotune.py finds out): blocks where a compiler is there and
     weights lie on a grid, else packed. Raises TargetError when blocks were asked for by name and can't be had.
 
-    files         what tells the files that its weights are in, unchanged: what is found of them is kept for the next start
+    files         what tells the files that its weights are in, unchanged: what is found in them is kept for the next
     in_integers   the layers multiply in integers. Raises TargetError where they can't, or where there are others
     """
     runner = RUNNERS.get(wanted, RUNNERS["blocks"])
@@ -111,8 +111,8 @@ def lay_out(model: nn.Module, wanted: str, files: str | None = None, *, in_integ
 def turn_into_integers(model: nn.Module) -> None:
     """Let all packed layers multiply in integers, in place; weights on no grid of 4 or 8 bits are rounded to 8.
 
-    Raises TargetError for a model that multiplies with weights elsewhere: such products sum in another order beside other
-    rows, and a text would hang on its company.
+    Raises TargetError for a model that multiplies with weights elsewhere: such products sum in another order beside
+    other rows, and a text would hang on its company.
     """
     others = [name for name, module in model.named_modules() if _multiplies_otherwise(module)]
     if others:

@@ -185,9 +185,7 @@ def test_a_window_longer_than_the_check_is_said_to_be_unreached(monkeypatch: pyt
 def test_rounding_that_hits_one_text_only_does_not_refuse_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     differences = iter([3.0, 1e-7])
     monkeypatch.setattr(self_check_file, "_largest_difference", lambda *args: next(differences))
-    assert self_check(target_of()) == CheckResult(
-        1e-7, self_check_file.BOUNDS["float32"], True, 28, True, uncrossed=[]
-    )
+    assert self_check(target_of()) == CheckResult(1e-7, self_check_file.BOUNDS["float32"], True, 28, True, uncrossed=[])
 
 
 # --- remembered ---
