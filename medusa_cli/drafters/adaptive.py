@@ -12,7 +12,7 @@ from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.drafters.memory import InnerMemory
 from medusa_cli.drafters.purse import Purse
 from medusa_cli.drafters.step_costs import Laps, Pace
-from medusa_cli.drafters.worth import Worth
+from medusa_cli.drafters.worth import AT_FIRST, Worth
 from medusa_cli.trees.tree import TokenTree
 
 
@@ -70,7 +70,7 @@ class WatchedDrafter(InnerMemory):
         pace = self.purse.pace
         self._on_trial = self._worth.on_trial
         nodes = rows * (self._guessed or 1 + self.size)
-        asking = 0.0 if pace.knows(nodes) else self._worth.price(pace.seconds(rows))
+        asking = 0.0 if pace.knows(nodes) else AT_FIRST * pace.seconds(rows)
         return (
             not self.purse.must_look(rows)
             and self.purse.allows(asking, rows, nodes, trial=self._on_trial)

@@ -6,11 +6,12 @@ that several make is to the credit of the first.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import inf
 
 from medusa_cli.contracts import Context
 from medusa_cli.drafters.purse import INTERRUPTED, Purse
-from medusa_cli.drafters.source import Source
+from medusa_cli.drafters.source import Source, price_of
 from medusa_cli.drafters.trie import ROOT, Trie
 
 FIRST = 16  # times that one is asked before it is judged
@@ -38,9 +39,9 @@ class Worth:
         """Whether it is to be judged yet."""
         return self._trial > 0
 
-    def price(self, plain: float) -> float:
-        """Seconds that it is expected to take, where a plain step takes so many."""
-        return self._seconds if self._ever else AT_FIRST * plain
+    def usual(self, plain: float) -> float | None:
+        """Plain steps that it takes, where one takes so many seconds; None until that is known."""
+        return self._seconds / plain if self._ever else None
 
     def is_due(self, tokens_a_second: float) -> bool:
         """Whether to ask it now. Called once a step."""
@@ -70,6 +71,14 @@ class Worth:
         self._tokens += max(SLOWLY, 1 / self._asked) * (tokens - self._tokens)
 
 
+@dataclass(frozen=True)
+class Rows:
+    """How many texts there are, and nodes of each that may be verified at most."""
+
+    count: int
+    most: int
+
+
 class Sources:
     """Several sources, asked in order as far as they are worth it.
 
@@ -95,8 +104,10 @@ class Sources:
         self.rest(context)
         self._made = [(len(tokens), trie, []) for tokens, trie in zip(context.tokens, tries, strict=True)]
         for source, worth in self._judged:
-            if purse is not None and not self._may(worth, purse, len(tries), min(most, FEW)):
-                continue
+            if purse is not None:
+                told = price_of(source, context, worth.usual(purse.pace.seconds(len(tries))))
+                if not self._may(worth, AT_FIRST if told is None else told, purse, Rows(len(tries), most)):
+                    continue
             begun = self._clock()
             source.add_guesses(context, tries, floor)
             took = self._clock() - begun
@@ -106,12 +117,13 @@ class Sources:
             for _, trie, ends in self._made:
                 ends.append(len(trie.tokens))
 
-    def _may(self, worth: Worth, purse: Purse, rows: int, few: int) -> bool:
-        plain = purse.pace.seconds(rows)
-        price = self.seconds + worth.price(plain)
-        few = few if price > CHEAP * plain else 1
+    def _may(self, worth: Worth, price: float, purse: Purse, rows: Rows) -> bool:
+        """Whether one that takes so many plain steps is asked now."""
+        seconds = self.seconds + price * purse.pace.seconds(rows.count)
+        nodes = rows.count * (1 + (min(rows.most, FEW) if price > CHEAP else 1))
         trial = self.on_trial or worth.on_trial
-        if not purse.allows(price, rows, rows * (1 + few), trial=trial) or not worth.is_due(purse.pace.tokens_a_second):
+        allowed = purse.allows(seconds, rows.count, nodes, trial=trial)
+        if not allowed or not worth.is_due(purse.pace.tokens_a_second):
             return False
         self.on_trial = self.on_trial or worth.on_trial
         return True

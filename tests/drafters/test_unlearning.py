@@ -77,7 +77,7 @@ def test_a_wrong_table_is_unlearnt_within_a_hundred_steps(machine: str, wrong: s
         misled.run(100)
         knowing.run(100)
         speeds.append(misled.run(200) / knowing.run(200))
-    assert sum(speeds) / len(speeds) > 0.96, speeds
+    assert sum(speeds) / len(speeds) > 0.92, speeds
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -89,7 +89,7 @@ def test_what_earlier_runs_saw_is_doubted_as_well(wrong: str) -> None:
         misled.run(100)
         knowing.run(100)
         speeds.append(misled.run(200) / knowing.run(200))
-    assert sum(speeds) / len(speeds) > 0.95, speeds
+    assert sum(speeds) / len(speeds) > 0.92, speeds
 
 
 def test_a_machine_that_becomes_busy_and_quiet_again_is_followed() -> None:
