@@ -5,43 +5,15 @@ It knows neither model nor heads: it sees when it is asked, and how far the text
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from medusa_cli.contracts import Context, Draft, Drafter
 from medusa_cli.drafters.memory import InnerMemory
-from medusa_cli.drafters.step_costs import Lap, Laps
+from medusa_cli.drafters.purse import Purse
+from medusa_cli.drafters.step_costs import Laps, Pace
+from medusa_cli.drafters.worth import AT_FIRST, Worth
 from medusa_cli.trees.tree import TokenTree
-
-PLAIN_EVERY, PLAIN_STEPS = 48, 2  # while guessing pays, so many plain steps after so many others say what these cost
-TRIAL = 24  # steps with guesses before they are judged, and after each rest
-LOSS = 0.97  # of the speed of plain steps: what is as good as equal is no reason to stop, speeds are noisy
-REST, LONGEST_REST = 64, 1024  # plain steps after guesses did not pay; twice as many each time
-WEIGHT = 0.02  # of the latest step in a speed: a step brings one token or five, and a mean must tell 1.3 from 1.4
-OUTLIER = 4.0  # a step that took so many times the usual was interrupted
-
-
-@dataclass
-class Speed:
-    """Running means of seconds and tokens of a row, of steps of one kind."""
-
-    seconds: float = 0.0
-    tokens: float = 0.0
-    count: int = 0
-
-    def add(self, lap: Lap) -> None:
-        """A step more."""
-        self.count += 1
-        weight = max(WEIGHT, 1 / self.count)
-        seconds = min(lap.seconds, OUTLIER * self.seconds) if self.count > 1 else lap.seconds
-        self.seconds += weight * (seconds - self.seconds)
-        self.tokens += weight * (lap.tokens - self.tokens)
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second."""
-        return self.tokens / self.seconds if self.seconds else 0.0
 
 
 class WatchedDrafter(InnerMemory):
@@ -51,17 +23,18 @@ class WatchedDrafter(InnerMemory):
         self.inner = drafter
         self.name = drafter.name
         self.size = drafter.size
-        self.guessing, self.plain = Speed(), Speed()
+        self.purse = Purse(Pace({1: 1.0}))  # all that it knows of costs is what it sees
+        self._worth = Worth()
         self._laps = Laps(clock)
         self._empty = TokenTree.empty()
-        self._guessed = False  # whether the last step was one with guesses
-        self._in_a_row = 0  # steps since the last change between guessing and plain steps
-        self._plain_left = 0
-        self._rest = REST
+        self._num_nodes = 0  # of each row, that the last step verified
+        self._guessed = 0  # and the last one with guesses
+        self._on_trial = False
 
     def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
-        """Rows are other ones than before; what speeds were seen stays."""
+        """Rows are other ones than before; what was seen stays."""
         self._laps.restart()
+        self.purse.begin(alone=first_row == 0)
         super().join(first_row, prompts, taps_BTLH)
 
     def drop(self, row: int) -> None:
@@ -71,24 +44,35 @@ class WatchedDrafter(InnerMemory):
 
     def propose(self, context: Context) -> Draft:
         """The drafter's guesses, or the roots alone."""
-        if lap := self._laps.lap(context):
-            (self.guessing if self._guessed else self.plain).add(lap)
-        self._guessed = self._decide()
-        if self._guessed:
-            return self.inner.propose(context)
-        return Draft(context.root_B[:, None], self._empty.to(context.root_B.device))
+        self._learn(context)
+        if self._may(len(context.tokens)):
+            draft = self.inner.propose(context)
+        else:
+            draft = Draft(context.root_B[:, None], self._empty.to(context.root_B.device))
+        self._num_nodes = draft.tree.num_nodes
+        return draft
 
-    def _decide(self) -> bool:
+    def _learn(self, context: Context) -> None:
+        """What the last step took and brought."""
+        lap, rows = self._laps.lap(context), len(context.tokens)
+        if lap is None:
+            return
+        guessed = self._num_nodes > 1
+        self.purse.saw(rows * self._num_nodes, rows, lap, guesses=guessed, trial=guessed and self._on_trial)
+        if guessed:
+            self._guessed = self._num_nodes
+            plain = self.purse.pace.seconds(rows)
+            self._worth.took(lap.seconds - plain, plain)
+            self._worth.brought(lap.tokens - 1)
+
+    def _may(self, rows: int) -> bool:
         """Whether the next step is one with guesses."""
-        if self._plain_left:
-            self._plain_left -= 1
-            return False
-        self._in_a_row += 1
-        if self._in_a_row % TRIAL == 0 and self.plain.count and self.guessing.rate < LOSS * self.plain.rate:
-            self._plain_left, self._in_a_row = self._rest - 1, 0
-            self._rest = min(LONGEST_REST, 2 * self._rest)
-            return False
-        if self._in_a_row >= PLAIN_EVERY or (self._in_a_row == TRIAL and not self.plain.count):
-            self._plain_left, self._in_a_row, self._rest = PLAIN_STEPS - 1, 0, REST
-            return False
-        return True
+        pace = self.purse.pace
+        self._on_trial = self._worth.on_trial
+        nodes = rows * (self._guessed or 1 + self.size)
+        asking = 0.0 if pace.knows(nodes) else AT_FIRST * pace.seconds(rows)
+        return (
+            not self.purse.must_look(rows)
+            and self.purse.allows(asking, rows, nodes, trial=self._on_trial)
+            and self._worth.is_due(1 / pace.seconds(rows))
+        )

@@ -17,10 +17,12 @@ from medusa_cli.drafters.translation import Guessed, Translation, between
 from medusa_cli.drafters.trie import Trie
 from medusa_cli.model.loading.load import load_unchecked
 from medusa_cli.model.target import Target
+from medusa_cli.model.weights import step_bytes
 from medusa_cli.trees.tree import TokenTree
 
 DEPTH = 6  # guesses of a chain at most
 WIDTH = 3  # likeliest tokens of each place
+READ_AT_ONCE = 16  # tokens that are read in about the time of one
 UNLIKELY = 0.2  # a chain that is right with less than this chance is not drawn on
 
 
@@ -35,24 +37,31 @@ class ModelGuesses:
         assert wishes.draft_model is not None
         settings = TargetSettings(model=wishes.draft_model, device=str(target.device), dtype=target.dtype_name)
         draft = load_unchecked(settings)
-        return cls(draft, between(target.tokenizer, draft.tokenizer, (target.name, draft.name)))
+        translation = between(target.tokenizer, draft.tokenizer, (target.name, draft.name))
+        return cls(draft, translation, step_bytes(draft) / max(1, step_bytes(target)))
 
-    def __init__(self, draft: Target, translation: Translation) -> None:
+    def __init__(self, draft: Target, translation: Translation, relative_cost: float = 0.0) -> None:
+        """relative_cost: of one of its steps, in the target's."""
         self._draft = draft
+        self._relative_cost = relative_cost
         self._translation = translation
         self._texts: list[list[int]] = []  # what each row of the cache holds, guesses included
         self._cache = draft.new_cache(1, 0)
 
     def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
-        """Read the prompts at once, so that the first guesses take no longer than others."""
+        """New texts; they are read when guesses are wanted, which may be never."""
         rows = range(first_row, first_row + len(prompts))
         if rows.stop > self._cache.num_rows:
             self._cache.reshape(rows.stop, self._cache.layers[0].capacity)
         for row in rows:
             self._cache.drop(row)
-        texts = self._readable([self._translation.to_draft(prompt) for prompt in prompts])
-        self._texts[first_row : rows.stop] = texts
-        self._draft.prefill(texts, self._cache, first_row)
+        self._texts[first_row : rows.stop] = [[] for _ in prompts]
+
+    def price(self, context: Context, usual: float | None) -> float:
+        """By the bytes that a step reads, and what there is to read."""
+        unread = sum(max(0, len(tokens) - len(held)) for tokens, held in zip(context.tokens, self._texts, strict=False))
+        chain = self._relative_cost * DEPTH if usual is None else usual
+        return chain + self._relative_cost * max(0, unread - DEPTH) / READ_AT_ONCE
 
     def keep(self, context: Context, taps_BDLH: Tensor | None) -> None:
         """Texts are compared when guesses are wanted."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from medusa_cli.contracts import Context, Memory
 from medusa_cli.drafters.trie import Trie
@@ -14,6 +14,13 @@ class Source(Memory, Protocol):
 
     def add_guesses(self, context: Context, tries: Sequence[Trie], floor: float) -> None:
         """Guesses for the tokens after each row's root; those with a chance below `floor` may be left out."""
+
+
+class Priced(Protocol):
+    """A source that can tell beforehand what guesses will take: nobody needs to try it to find out."""
+
+    def price(self, context: Context, usual: float | None) -> float:
+        """Plain steps of the target that guesses for these texts will take; usual: those it takes; None: not known."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,13 @@ class Wishes:
     errors: Literal["warn", "raise"] = "warn"
     memory: Path | None = None
     function: Callable[..., Any] | None = None
+
+
+def price_of(source: Source, context: Context, usual: float | None) -> float | None:
+    """What guesses will take, in plain steps; None where nobody knows."""
+    if not hasattr(source, "price"):
+        return usual
+    return cast(Priced, source).price(context, usual)
 
 
 def is_source(part: object) -> bool:

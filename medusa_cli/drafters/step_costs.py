@@ -7,16 +7,16 @@ no draft is known here, and the time is told.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 from statistics import median, median_low
 
 from medusa_cli.contracts import Context
 
-LATEST = 9  # steps of a size whose middle one says what it costs: an interruption says nothing
-LEVEL = 5  # and steps of sizes that are known by now, whose middle one says how busy the machine is
-KNOWN = 2  # steps of a size that make it known
+LATEST = 5  # steps of a size whose middle one says what it costs: an interruption says nothing
+LEVEL = 5  # and of sizes that are known, whose middle one says how busy the machine is; a plain step alone says it too
 SLOWLY = 0.02  # weight of the latest step in how fast the text grows
 OUTLIER = 3.0  # a step that took more than this many times its cost was interrupted; that says nothing
+UNTRIED, FADES = 16, 0.9  # plain steps in a row, after which so much is left of the belief that a size is dear
 NEAR = 512  # tokens before a step, up to which it is like those that costs are measured at
 ENOUGH = 3  # steps of a size that say what it takes
 FEW, EACH = 2, 2  # nodes of a row until steps confirm the costs: twice as many after every so many steps with guesses
@@ -24,11 +24,21 @@ FEW, EACH = 2, 2  # nodes of a row until steps confirm the costs: twice as many 
 
 @dataclass(frozen=True)
 class Lap:
-    """Seconds of a step, and tokens that it brought a row on average; near: of one row, with a short text before."""
+    """Seconds of a step, and tokens that it brought a row on average.
+
+    near    of one row, with a short text before
+    asked   of the seconds, those that guesses were looked for
+    """
 
     seconds: float
     tokens: float
     near: bool = False
+    asked: float = 0.0
+
+    @property
+    def verified(self) -> float:
+        """Seconds of all the rest: what a step of so many nodes costs."""
+        return max(0.0, self.seconds - self.asked)
 
 
 class Laps:
@@ -63,7 +73,7 @@ class LapTimes:
     def add(self, nodes: int, lap: Lap) -> None:
         """A step more."""
         if lap.near:
-            self._seconds.setdefault(nodes, []).append(lap.seconds)
+            self._seconds.setdefault(nodes, []).append(lap.verified)
 
     def medians(self) -> dict[int, float]:
         """By nodes, of sizes that were seen often enough."""
@@ -74,26 +84,31 @@ class Pace:
     """Seconds of a step by the nodes it verifies, and tokens a second so far.
 
     A step's cost is a table's, times what is common to all sizes (the level: the machine is busier than it was, the
-    text is longer), times what is the size's own (the table is wrong there). Both are medians of the latest steps, so
-    that a table which is ten times off is unlearnt in a few. Sizes not yet seen lean on their neighbours. The table
-    stands beside the first step of a size as one more opinion, and the lower of the two counts: what seems cheap is
-    tried, and what is tried is known.
+    text is longer), times what is the size's own (the table is wrong there). Both are medians of the latest steps. The
+    level is what steps take whose own cost is known, plain ones above all; a size's own is what it took just before a
+    plain step, beside that one: so neither is taken for the other. Sizes not yet seen lean on their neighbours. The
+    table stands beside the first step of a size as one more opinion, and the lower of the two counts: what seems cheap
+    is tried, and what is tried is known.
 
     first_N   seconds measured beforehand, by nodes of all rows together, roots included
     laps_N    what steps took in earlier runs, by nodes; none: few nodes are taken until steps confirm the table
     """
 
     def __init__(self, first_N: Mapping[int, float], laps_N: Mapping[int, float] | None = None) -> None:
-        self._first = sorted(first_N.items())
-        self._sizes: dict[int, _Size] = {}
-        self._own: list[tuple[int, float]] = []  # what each size seen has of its own, as a logarithm; sizes ascend
+        self._first = _possible(first_N)
+        self._sizes: dict[int, deque[float]] = {}  # what the latest steps of each had of their own, as logarithms
+        self._own: list[tuple[int, float]] = []  # their medians; sizes ascend
         self._now: dict[int, float] = {}  # costs as reckoned since the latest step
         self._levels = deque([0.0], maxlen=LEVEL)
         self._level = 0.0  # what is common to all sizes, as a logarithm
-        for nodes, seconds in (laps_N or {}).items():
-            self._sizes[nodes] = _Size(deque([log(seconds / _between(self._first, nodes))], maxlen=LATEST))
+        self._last: tuple[int, float] | None = None  # nodes and seconds of the latest step, where it had guesses
+        self._untried = 0  # plain steps since then
+        laps = _possible(laps_N or {})
+        for nodes, seconds in laps:
+            own = log(seconds / laps[0][1]) - log(_between(self._first, nodes) / _between(self._first, laps[0][0]))
+            self._sizes[nodes] = deque([own], maxlen=LATEST)
         self._sum_up()
-        self._confirmed = bool(laps_N)
+        self._confirmed = bool(laps)
         self._guessed = 0
         self._steps = 0
         self._tokens, self._seconds = 1.0, self.seconds(1)
@@ -101,7 +116,12 @@ class Pace:
     @property
     def tokens_a_second(self) -> float:
         """Of a row, lately."""
-        return self._tokens / (self._seconds * exp(self._level))
+        return self._tokens / (self._seconds * self.level)
+
+    @property
+    def level(self) -> float:
+        """By how much all steps take longer than the table says, lately."""
+        return exp(self._level)
 
     @property
     def most(self) -> int | None:
@@ -114,36 +134,50 @@ class Pace:
             self._now[nodes] = _between(self._first, nodes) * exp(self._level + _within(self._own, nodes))
         return self._now[nodes]
 
-    def saw(self, nodes: int, seconds: float, tokens: float, *, guesses: bool) -> None:
-        """A step over so many nodes took so long and brought each row so many tokens."""
-        said, own = log(max(seconds, 1e-9) / _between(self._first, nodes)), _within(self._own, nodes)
-        size = self._sizes.setdefault(nodes, _Size(deque([own], maxlen=LATEST)))
-        # what a new size takes is its own before it is everyone's
-        if size.count >= KNOWN or len(self._levels) <= KNOWN:
-            self._levels.append(said - own)
-            self._level = median_low(self._levels)
-        size.own.append(said - self._level)
-        size.count += 1
+    def knows(self, nodes: int) -> bool:
+        """Whether such steps were seen beside plain ones, in this run or an earlier one."""
+        return nodes in self._sizes
+
+    def saw(self, nodes: int, rows: int, lap: Lap, *, guesses: bool) -> None:
+        """A step over so many nodes of so many rows has ended; guesses: some were expected to come true."""
+        said = log(max(lap.verified, 1e-9) / _between(self._first, nodes))
+        if nodes == rows:
+            self._saw_plain(said)
+        else:
+            if nodes in self._sizes:
+                self._levels.append(said - _within(self._own, nodes))
+            self._last, self._untried = (nodes, said), 0
+        self._level = median_low(self._levels)
         self._sum_up()
         self._guessed += guesses
         self._steps += 1
         weight = max(SLOWLY, 1 / self._steps)
-        seconds = min(seconds, OUTLIER * self.seconds(nodes))
-        self._tokens += weight * (tokens - self._tokens)
-        self._seconds += weight * (seconds / exp(self._level) - self._seconds)
+        seconds = min(lap.seconds, OUTLIER * self.seconds(nodes) + lap.asked)
+        self._tokens += weight * (lap.tokens - self._tokens)
+        self._seconds += weight * (seconds / self.level - self._seconds)
+
+    def _saw_plain(self, said: float) -> None:
+        self._levels.extend([said] * (LEVEL // 2 + 1))
+        if self._last is not None:
+            nodes, beside = self._last
+            believed = _within(self._own, nodes)
+            self._sizes.setdefault(nodes, deque([believed], maxlen=LATEST)).append(beside - said)
+        self._last = None
+        self._untried += 1
+        if self._untried % UNTRIED == 0:
+            for size in self._sizes.values():
+                size.extend([own * FADES if own > 0 else own for own in size])
 
     def _sum_up(self) -> None:
         """Reckon anew after a step."""
-        self._own = [(nodes, median_low(size.own)) for nodes, size in sorted(self._sizes.items())]
+        self._own = [(1, 0.0), *((nodes, median_low(own)) for nodes, own in sorted(self._sizes.items()) if nodes > 1)]
         self._now.clear()
 
 
-@dataclass
-class _Size:
-    """What the latest steps of a size had of their own, as logarithms, and how many there were."""
-
-    own: deque[float]
-    count: int = 0
+def _possible(costs_N: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Nodes never cost more than as many steps: what says otherwise was measured in a busy moment."""
+    plain = costs_N.get(1, inf)
+    return [(nodes, min(seconds, nodes * plain)) for nodes, seconds in sorted(costs_N.items())]
 
 
 def _within(known: Sequence[tuple[int, float]], nodes: int) -> float:

@@ -6,8 +6,10 @@ from medusa_cli.acceptance.greedy import Greedy
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
-from medusa_cli.drafters.adaptive import LONGEST_REST, PLAIN_EVERY, WatchedDrafter
+from medusa_cli.drafters.adaptive import WatchedDrafter
 from medusa_cli.drafters.memory import NoMemory
+from medusa_cli.drafters.purse import PLAIN_EVERY
+from medusa_cli.drafters.worth import REST_MOST
 from medusa_cli.trees.tree import TokenTree
 from tests.fakes import DRAFTERS, SHAPES, WIDE_PATHS
 from tests.tiny_models import NUM_NEW, known, target_of, tiny_model
@@ -61,7 +63,7 @@ def test_guesses_come_back_when_they_pay_again() -> None:
     machine = Machine(cost=1.5, tokens=1)
     machine.run(500)
     machine.tokens = 3
-    guessed = machine.run(2 * LONGEST_REST + 1000)
+    guessed = machine.run(2 * REST_MOST + 1000)
     assert sum(guessed[-500:]) >= 0.9 * 500
 
 
@@ -75,11 +77,11 @@ def test_a_step_that_was_interrupted_does_not_end_the_guessing() -> None:
 def test_what_other_rows_do_before_is_no_step() -> None:
     machine = Machine(cost=1.2, tokens=2)
     machine.run(50)
-    seconds = machine.drafter.guessing.seconds
+    lost = machine.drafter.purse.lost
     machine.time += 1000.0
-    machine.drafter.join(0, [machine.text], None)
+    machine.drafter.join(1, [machine.text], None)
     machine.run(1)
-    assert machine.drafter.guessing.seconds == seconds
+    assert machine.drafter.purse.lost == max(0.0, lost)
 
 
 def test_the_text_is_the_plain_one() -> None:

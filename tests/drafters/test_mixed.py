@@ -8,7 +8,8 @@ from medusa_cli.contracts import Context
 from medusa_cli.decode.loop import Parts, collect
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.medusa import MedusaDrafter
-from medusa_cli.drafters.mixed import PLAIN_EVERY, Budget, GatheredDrafter, Source
+from medusa_cli.drafters.mixed import Budget, GatheredDrafter, Source
+from medusa_cli.drafters.purse import LEARNING, PLAIN_EVERY
 from medusa_cli.drafters.step_costs import Lap, LapTimes, Pace
 from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.drafters.trie import Trie
@@ -28,10 +29,20 @@ def sure(costs: dict[int, float]) -> Pace:
     return Pace(costs, costs)
 
 
-def after_its_plain_step(budget: Budget) -> Budget:
-    """The first step of a run is plain."""
-    assert budget.num_nodes([[0.9]]) == 0
+def after_plain_steps(budget: Budget, rows: int = 1) -> Budget:
+    """The first steps of a run are plain, and those of a number of rows."""
+    for _ in range(LEARNING):
+        assert budget.is_plain(rows)
+        assert budget.num_nodes([[]] * rows) == 0
+        budget.saw(rows, rows, Lap(budget.pace.seconds(rows), 1.0))
     return budget
+
+
+def step(budget: Budget, chances: list[float], costs: dict[int, float], tokens: float = 1.0) -> int:
+    """One step of one row: its guesses."""
+    count = 0 if budget.is_plain(1) else budget.num_nodes([chances])
+    budget.saw(1 + count, 1, Lap(Pace(costs).seconds(1 + count), tokens if count else 1.0))
+    return count
 
 
 def sources(kind: str, target) -> list[Source]:
@@ -81,9 +92,9 @@ def texts_of(draft, row: int) -> set[tuple[int, ...]]:
 def test_nodes_are_drafted_as_far_as_they_pay() -> None:
     likely, unsure = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3], [0.2, 0.05, 0.04, 0.03]
     assert Budget(6).num_nodes([likely]) == 6
-    assert after_its_plain_step(Budget(6, steep())).num_nodes([likely]) == 3
-    assert after_its_plain_step(Budget(6, steep())).num_nodes([unsure]) == 0
-    assert after_its_plain_step(Budget(6, steep())).num_nodes([[]]) == 0
+    assert after_plain_steps(Budget(6, steep())).num_nodes([likely]) == 3
+    assert after_plain_steps(Budget(6, steep())).num_nodes([unsure]) == 0
+    assert after_plain_steps(Budget(6, steep())).num_nodes([[]]) == 0
 
 
 @pytest.mark.parametrize("kind", ["ngram", "heads"])
@@ -109,8 +120,7 @@ def test_the_floor_rises_with_what_a_node_costs_and_falls_with_what_guesses_are_
     assert Budget(6, sure({1: 1.0, 8: 1.7})).floor(1) < at_first
     floors = []
     for _ in range(50):
-        count = budget.num_nodes([[0.9]])
-        budget.saw(1 + count, Lap(STEEP[1 + count], 1.0))
+        step(budget, [0.9], STEEP)
         floors.append(budget.floor(1))
     assert max(floors[-5:]) > at_first, "guesses that never come true must be surer to pay"
 
@@ -126,55 +136,55 @@ def test_the_floor_leaves_out_nothing_that_would_be_drafted(costs: dict[int, flo
 
 def test_rows_share_a_step_and_its_cost() -> None:
     flat_then_steep = {1: 1.0, 2: 1.01, 4: 1.02, 5: 3.0}
-    assert after_its_plain_step(Budget(3, sure(flat_then_steep))).num_nodes([[0.5, 0.4, 0.3]]) == 3
-    assert after_its_plain_step(Budget(3, sure(flat_then_steep))).num_nodes([[0.5, 0.4, 0.3], [0.5, 0.4, 0.3]]) == 1
+    chances = [0.5, 0.4, 0.3]
+    assert after_plain_steps(Budget(3, sure(flat_then_steep))).num_nodes([chances]) == 3
+    assert after_plain_steps(Budget(3, sure(flat_then_steep)), rows=2).num_nodes([chances, chances]) == 1
 
 
 def test_what_is_fast_already_asks_more_of_a_node() -> None:
-    budget = after_its_plain_step(Budget(6, steep()))
+    budget = after_plain_steps(Budget(6, steep()))
     assert budget.num_nodes([[0.35]]) == 1
     for _ in range(500):
-        budget.pace.saw(1, 1.0, 3.0, guesses=False)
+        budget.pace.saw(1, 1, Lap(1.0, 3.0), guesses=False)
     assert budget.num_nodes([[0.35]]) == 0
     assert budget.num_nodes([[0.95]]) == 1
 
 
 def test_chances_that_never_come_true_are_believed_less_and_tried_again_later() -> None:
     budget = Budget(6, steep())
-    drafted = []
-    for _ in range(2000):
-        count = budget.num_nodes([[0.9, 0.8, 0.7]])
-        drafted.append(count > 0)
-        budget.saw(1 + count, Lap(STEEP.get(1 + count, 1.7), 1.0))
+    drafted = [step(budget, [0.9, 0.8, 0.7], STEEP) > 0 for _ in range(2000)]
     late = drafted[1000:]
     assert sum(late) < 0.1 * len(late), "guesses that are always wrong are mostly left out"
     assert any(late), "and tried again"
 
 
-def test_a_plain_step_comes_first_and_now_and_then_whatever_pays() -> None:
-    budget = Budget(3, sure({1: 1.0, 4: 1.0}))
-    counts = [budget.num_nodes([[0.9, 0.9, 0.9]]) for _ in range(20 * PLAIN_EVERY)]
+def test_plain_steps_come_first_and_now_and_then_whatever_pays() -> None:
+    flat = {1: 1.0, 4: 1.0}
+    budget = Budget(3, sure(flat))
+    counts = [step(budget, [0.9, 0.9, 0.9], flat, 4.0) for _ in range(20 * PLAIN_EVERY)]
     plain = [step for step, count in enumerate(counts) if not count]
-    assert plain[0] == 0
-    assert plain[1] < 10
+    assert plain[:LEARNING] == list(range(LEARNING))
+    assert plain[LEARNING] < 10
     assert plain[-1] - plain[-2] == PLAIN_EVERY
     assert set(counts) == {0, 3}
 
 
 def test_a_draft_tells_the_budget_what_the_step_before_took_and_brought() -> None:
-    times = iter([10.0] * 3 + [11.0] * 3 + [14.0] * 3)  # a draft asks for its source's own time too
+    # when a step begins, and before and after its source is asked
+    times = iter([10.0, 11.0, 12.0, 13.0, 13.5, 16.0, 16.0, 16.0])
     drafter = GatheredDrafter([Suffixes()], Budget(6, steep()), clock=lambda: next(times))
-    seen = []
-    drafter.budget.saw = lambda *step: seen.append(step)
+    seen, saw = [], drafter.budget.saw
+    drafter.budget.saw = lambda *step: (seen.append(step), saw(*step))
     tokens = [1, 2, 3, 1, 2]
     context = Context([tokens], torch.tensor([2]), torch.zeros(1, 4))
     drafter.join(0, [tokens[:-1]], None)
-    for _ in range(2):
+    for _ in range(LEARNING + 1):
         draft = drafter.propose(context)
     tokens += [3, 1, 2, 3]
     drafter.propose(Context([tokens], torch.tensor([3]), torch.zeros(1, 4)))
     assert draft.tree.num_nodes > 1
-    assert seen == [(1, Lap(1.0, 0.0, near=True)), (draft.tree.num_nodes, Lap(3.0, 4.0, near=True))]
+    plain = (1, 1, Lap(1.0, 0.0, near=True))
+    assert seen == [plain, plain, (draft.tree.num_nodes, 1, Lap(4.0, 4.0, near=True, asked=0.5))]
 
 
 def test_what_steps_took_after_short_texts_of_one_row_is_kept_for_the_next_run() -> None:

@@ -8,9 +8,10 @@ import torch
 from medusa_cli.contracts import Context
 from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
-from medusa_cli.drafters.step_costs import Pace
+from medusa_cli.drafters.purse import Purse
+from medusa_cli.drafters.step_costs import Lap, Pace
 from medusa_cli.drafters.trie import Trie
-from medusa_cli.drafters.worth import FIRST, REST_MOST, Sources, Worth
+from medusa_cli.drafters.worth import REST_MOST, Sources, Worth
 
 
 class Clock:
@@ -40,18 +41,20 @@ class Counting(NoMemory):
 
 def run(sources: Sequence[Counting], clock: Clock, steps: int, step_s: float = 0.025) -> float:
     """Texts that count upwards, as far as guesses are right; tokens a second."""
-    asking, tokens = Sources(sources, clock), [0]
-    rate = 1 / step_s
+    asking, tokens, purse = Sources(sources, clock), [0], Purse(Pace({1: step_s}))
+    for _ in range(2):
+        purse.saw(1, 1, Lap(step_s, 1.0), guesses=False, trial=False)
     for _ in range(steps):
         begun, trie = clock.now, Trie(tokens[-1])
-        asking.ask(Context([tokens], torch.tensor([tokens[-1]]), torch.zeros(1, 4)), [trie], 0.0, rate)
+        asking.ask(Context([tokens], torch.tensor([tokens[-1]]), torch.zeros(1, 4)), [trie], 0.0, purse)
         clock.now += step_s
         kept, node = 0, trie.child(0, tokens[-1] + 1)
         while node is not None:
             kept += 1
             node = trie.child(node, tokens[-1] + kept + 1)
         tokens = [*tokens, *range(tokens[-1] + 1, tokens[-1] + kept + 2)]
-        rate += 0.1 * ((kept + 1) / (clock.now - begun) - rate)
+        lap = Lap(clock.now - begun, kept + 1.0, asked=asking.seconds)
+        purse.saw(4 if asking.seconds else 1, 1, lap, guesses=False, trial=asking.on_trial)
     return tokens[-1] / clock.now
 
 
@@ -74,17 +77,17 @@ def test_it_is_tried_again_ever_more_rarely_and_is_back_when_it_pays() -> None:
     source = Counting(clock, 0.2, 0)
     run([source], clock, 2000)
     rested = source.num_asked
-    assert FIRST < rested < 2000 // REST_MOST * 3 + 40
+    assert 0 < rested < 40
     worth = Worth()
     for _ in range(400):
         if worth.is_due(40.0):
-            worth.took(0.2)
+            worth.took(0.2, 0.025)
             worth.brought(0)
     asked = 0
-    for _ in range(2 * REST_MOST):
+    for _ in range(3 * REST_MOST):
         if worth.is_due(40.0):
             asked += 1
-            worth.took(0.001)
+            worth.took(0.001, 0.025)
             worth.brought(3)
     assert asked > REST_MOST // 2
 
@@ -102,7 +105,7 @@ def test_at_no_known_pace_every_source_is_asked() -> None:
     source = Counting(clock, 9.0, 0)
     asking, tokens = Sources([source], clock), [0]
     for _ in range(50):
-        asking.ask(Context([tokens], torch.tensor([0]), torch.zeros(1, 4)), [Trie(0)], 0.0, None)
+        asking.ask(Context([tokens], torch.tensor([0]), torch.zeros(1, 4)), [Trie(0)], 0.0)
     assert source.num_asked == 50
 
 
