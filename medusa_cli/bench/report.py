@@ -81,10 +81,12 @@ def arm_figures(trials: Sequence[Trial], setup: Setup) -> ArmFigures:
     per_token = [1000 * trial.duration / len(trial.reply.token_ids) for trial in trials if trial.reply.token_ids]
     length = _ratio(accepted, len(guesses))
     name = trials[0].arm
+    split = _time_split(trials, duration)
     return ArmFigures(
         dtype=dtype_of(name, setup.dtype),
         runner=_runner_of(name, setup),
         output_throughput=_ratio(tokens, duration),
+        step_throughput=_in_steps(trials, duration, split.prefill),
         duration=duration,
         total_output_tokens=tokens,
         num_steps=_num_steps(trials),
@@ -98,7 +100,7 @@ def arm_figures(trials: Sequence[Trial], setup: Setup) -> ArmFigures:
             sum(kept >= place for kept, _ in guesses) / len(guesses) for place in range(1, depth + 1) if guesses
         ],
         latency_ms=Latency(**{name: percentile(per_token, share) for name, share in _PERCENTILES.items()}),
-        time_split=_time_split(trials, duration),
+        time_split=split,
         categories={
             category: Category(output_throughput=_throughput(mine), tokens_per_step=_tokens_per_step(mine))
             for category, mine in _grouped(trials, lambda trial: trial.prompt.category).items()
@@ -132,14 +134,14 @@ def table(report: Report) -> Table:
     """One row per arm that ran, in the order of the report, and how the first of them does beside it."""
     subject = report.ours
     headers = (
-        "arm", "tokens/s", f"{subject} is", "a step", "kept", "ms p50", "p90", "p99", "same",
+        "arm", "tokens/s", f"{subject} is", "in steps", "a step", "kept", "ms p50", "p90", "p99", "same",
     )  # fmt: skip
     return Table(
         headers,
         [_row(report, name) for name in report.ran],
-        spare=("p90", "p99", "ms p50", "kept"),
-        legend=f"in brackets: the least and the most over {_parts_in_words(report)}; a step: tokens gained, the bonus "
-        "token included; kept: guesses kept a step; ms: milliseconds a token, reading included; same: replies like "
+        spare=("p90", "p99", "ms p50", "kept", "in steps"),
+        legend=f"in brackets: the least and the most over {_parts_in_words(report)}; in steps: tokens/s without "
+        "reading prompts; a step: tokens gained, the bonus token included; kept: guesses kept a step; ms: milliseconds a token, reading included; same: replies like "
         f"those of {subject}.",
     )
 
@@ -165,6 +167,7 @@ def _row(report: Report, name: str) -> list[str]:
         f"{name} ({AS_STORED})" if dtype_of(name, report.dtype) == AS_STORED else name,
         _cell(arm.output_throughput, "{:.1f}"),
         as_fast(report.speedup.get(name), spread),
+        _cell(arm.step_throughput, "{:.1f}"),
         _cell(arm.tokens_per_step, "{:.2f}"),
         _cell(per_draft, "{:.2f}"),
         *(_cell(value, "{:.1f}") for value in arm.latency_ms.model_dump().values()),
@@ -216,6 +219,12 @@ def _time_split(trials: Sequence[Trial], duration: float) -> TimeSplit:
     known = [seconds for part, seconds in split.items() if part != "other" and seconds is not None]
     split["other"] = max(0.0, duration - sum(known)) if known else None
     return TimeSplit(**split)
+
+
+def _in_steps(trials: Sequence[Trial], duration: float, prefill: float | None) -> float | None:
+    """Tokens a second that steps gained, over the time that prompts weren't read in."""
+    gained = sum(sum(trial.reply.kept) for trial in trials)
+    return None if prefill is None else _ratio(gained, max(0.0, duration - prefill))
 
 
 def _result(trials: Sequence[Trial]) -> Answer:

@@ -30,6 +30,7 @@ def verdict_in_words(report: Report) -> str:
             f"Against our own loop without guesses (greedy): {report.speedup['greedy']:.2f}x"
             + (f", break-even there: {even:.2f} tokens a step." if even is not None else ".")
         )
+    sentences.append(_in_steps(report))
     sentences += _why(report, name, pays=low > 1)
     sentences += slower_categories(report)
     sentences += [_identity(report), _llama_cpp(report)]
@@ -66,6 +67,16 @@ def _speed(subject: str, label: str, ratio: float, low: float, high: float) -> s
         return f"No clear difference: {subject} is {ratio:.2f}x as fast as {label} {spread}."
     word = "Faster" if ratio > 1 else "Slower"
     return f"{word}: {subject} is {ratio:.2f}x as fast as {label} {spread}."
+
+
+def _in_steps(report: Report) -> str:
+    """How much of the time went into reading prompts, which guesses don't make quicker, and the ratio without it."""
+    ours, greedy = report.arms[report.ours], report.arms.get("greedy")
+    if greedy is None or not (ours.step_throughput and greedy.step_throughput and ours.duration):
+        return ""
+    share = (ours.time_split.prefill or 0.0) / ours.duration
+    ratio = ours.step_throughput / greedy.step_throughput
+    return f"Prompts were read in {100 * share:.0f} % of the time; in steps alone it is {ratio:.2f}x as fast as greedy."
 
 
 def _label(report: Report, name: str) -> str:

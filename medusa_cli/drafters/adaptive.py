@@ -27,20 +27,24 @@ class WatchedDrafter(InnerMemory):
         self._worth = Worth()
         self._laps = Laps(clock)
         self._empty = TokenTree.empty()
-        self._num_nodes = 0  # of each row, that the last step verified
+        self._num_nodes = self._rows = 0  # of each row, that the last step verified, and rows
         self._guessed = 0  # and the last one with guesses
         self._on_trial = False
 
     def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
         """Rows are other ones than before; what was seen stays."""
-        self._laps.restart()
+        self._restart()
         self.purse.begin(alone=first_row == 0)
         super().join(first_row, prompts, taps_BTLH)
 
     def drop(self, row: int) -> None:
         """As when rows join."""
-        self._laps.restart()
+        self._restart()
         super().drop(row)
+
+    def _restart(self) -> None:
+        if self._laps.restart():
+            self.purse.missed(self._rows * self._num_nodes, self._rows, 0.0, trial=self._on_trial)
 
     def propose(self, context: Context) -> Draft:
         """The drafter's guesses, or the roots alone."""
@@ -49,7 +53,7 @@ class WatchedDrafter(InnerMemory):
             draft = self.inner.propose(context)
         else:
             draft = Draft(context.root_B[:, None], self._empty.to(context.root_B.device))
-        self._num_nodes = draft.tree.num_nodes
+        self._num_nodes, self._rows = draft.tree.num_nodes, len(context.tokens)
         return draft
 
     def _learn(self, context: Context) -> None:

@@ -119,6 +119,11 @@ class Budget:
                 best, count = ahead, nodes
         return count
 
+    def missed(self, num_nodes: int, num_rows: int, asked: float) -> None:
+        """Nobody saw the end of the last step, since rows came or went."""
+        if self.purse is not None:
+            self.purse.missed(num_nodes, num_rows, asked, trial=self._on_trial)
+
     def saw(self, num_nodes: int, num_rows: int, lap: Lap) -> None:
         """The last step verified so many nodes, roots included."""
         if self.purse is None:
@@ -153,7 +158,7 @@ class GatheredDrafter(SharedMemory):
         self.lap_times = LapTimes()
         self._laps = Laps(clock)
         self._asking = Sources(sources, clock)
-        self._num_nodes = 0  # that the last step verified
+        self._num_nodes = self._rows = 0  # that the last step verified, and rows
 
     def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
         """Rows are other ones than before."""
@@ -168,7 +173,8 @@ class GatheredDrafter(SharedMemory):
         super().drop(row)
 
     def _restart(self) -> None:
-        self._laps.restart()
+        if self._laps.restart():
+            self.budget.missed(self._num_nodes, self._rows, self._asking.seconds)
         self._asking.forget()
 
     @torch.inference_mode()
@@ -186,6 +192,6 @@ class GatheredDrafter(SharedMemory):
         likeliest = [trie.likeliest(self.size) for trie in tries]
         chances = [[trie.chances[node] for node in nodes] for trie, nodes in zip(tries, likeliest, strict=True)]
         count = self.budget.num_nodes(chances, self._asking.seconds, trial=self._asking.on_trial)
-        self._num_nodes = len(tries) * (count + 1)
+        self._num_nodes, self._rows = len(tries) * (count + 1), len(tries)
         picked = [Picked(trie, nodes[:count]) for trie, nodes in zip(tries, likeliest, strict=True)]
         return draft_of(picked, context.root_B.device)

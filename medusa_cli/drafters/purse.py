@@ -103,6 +103,11 @@ class Purse:
         most = (TRIALS_AT_FIRST - TRIALS_MOST) * plain
         self._lost_on_trials = max(most, self._lost_on_trials - TRIALS_A_TOKEN * plain * lap.tokens)
 
+    def missed(self, nodes: int, rows: int, asked: float, *, trial: bool) -> None:
+        """A step whose end nobody saw, since rows came or went: it may have brought nothing."""
+        if nodes > rows:
+            self._charge(asked + self.pace.seconds(nodes) - self.pace.seconds(rows), trial)
+
     def _charge(self, seconds: float, trial: bool) -> None:
         self.lost += seconds
         self._lost_on_trials += seconds * trial

@@ -16,7 +16,8 @@ LATEST = 5  # steps of a size whose middle one says what it costs: an interrupti
 LEVEL = 5  # and of sizes that are known, whose middle one says how busy the machine is; a plain step alone says it too
 SLOWLY = 0.02  # weight of the latest step in how fast the text grows
 OUTLIER = 3.0  # a step that took more than this many times its cost was interrupted; that says nothing
-UNTRIED, FADES = 16, 0.9  # plain steps in a row, after which so much is left of the belief that a size is dear
+UNTRIED, FADES = 16, 0.9  # plain steps in a row, after which a size that was found dear is believed to cost less
+LEAST = 0.4  # of what it was found to cost
 NEAR = 512  # tokens before a step, up to which it is like those that costs are measured at
 ENOUGH = 3  # steps of a size that say what it takes
 FEW, EACH = 2, 2  # nodes of a row until steps confirm the costs: twice as many after every so many steps with guesses
@@ -49,9 +50,10 @@ class Laps:
         self._begun: float | None = None
         self._num_tokens = 0
 
-    def restart(self) -> None:
-        """Rows are other ones than before: what the last step brought can't be told any more."""
-        self._begun = None
+    def restart(self) -> bool:
+        """Rows are other ones than before: what the last step brought can't be told any more. Whether there was one."""
+        was, self._begun = self._begun is not None, None
+        return was
 
     def lap(self, context: Context) -> Lap | None:
         """The step that ends here, and the next begins; None when there was none with these rows."""
@@ -102,7 +104,7 @@ class Pace:
         self._levels = deque([0.0], maxlen=LEVEL)
         self._level = 0.0  # what is common to all sizes, as a logarithm
         self._last: tuple[int, float] | None = None  # nodes and seconds of the latest step, where it had guesses
-        self._untried = 0  # plain steps since then
+        self._untried, self._faded = 0, 1.0  # plain steps since then, and what is left of dear costs
         laps = _possible(laps_N or {})
         for nodes, seconds in laps:
             own = log(seconds / laps[0][1]) - log(_between(self._first, nodes) / _between(self._first, laps[0][0]))
@@ -146,7 +148,7 @@ class Pace:
         else:
             if nodes in self._sizes:
                 self._levels.append(said - _within(self._own, nodes))
-            self._last, self._untried = (nodes, said), 0
+            self._last, self._untried, self._faded = (nodes, said), 0, 1.0
         self._level = median_low(self._levels)
         self._sum_up()
         self._guessed += guesses
@@ -160,17 +162,18 @@ class Pace:
         self._levels.extend([said] * (LEVEL // 2 + 1))
         if self._last is not None:
             nodes, beside = self._last
-            believed = _within(self._own, nodes)
-            self._sizes.setdefault(nodes, deque([believed], maxlen=LATEST)).append(beside - said)
+            told = [_within(self._own, nodes)] if len(self._first) > 1 else []  # a table of plain steps tells nothing
+            self._sizes.setdefault(nodes, deque(told, maxlen=LATEST)).append(beside - said)
         self._last = None
         self._untried += 1
         if self._untried % UNTRIED == 0:
-            for size in self._sizes.values():
-                size.extend([own * FADES if own > 0 else own for own in size])
+            self._faded = max(LEAST, self._faded * FADES)
 
     def _sum_up(self) -> None:
         """Reckon anew after a step."""
-        self._own = [(1, 0.0), *((nodes, median_low(own)) for nodes, own in sorted(self._sizes.items()) if nodes > 1)]
+        found = ((nodes, median_low(own)) for nodes, own in sorted(self._sizes.items()) if nodes > 1)
+        fade = -log(self._faded)
+        self._own = [(1, 0.0), *((nodes, min(own, max(0.0, own - fade))) for nodes, own in found)]
         self._now.clear()
 
 

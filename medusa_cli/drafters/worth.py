@@ -72,7 +72,7 @@ class Worth:
 
 
 @dataclass(frozen=True)
-class Rows:
+class _Rows:
     """How many texts there are, and nodes of each that may be verified at most."""
 
     count: int
@@ -106,7 +106,7 @@ class Sources:
         for source, worth in self._judged:
             if purse is not None:
                 told = price_of(source, context, worth.usual(purse.pace.seconds(len(tries))))
-                if not self._may(worth, AT_FIRST if told is None else told, purse, Rows(len(tries), most)):
+                if not self._may(worth, AT_FIRST if told is None else told, purse, _Rows(len(tries), most)):
                     continue
             begun = self._clock()
             source.add_guesses(context, tries, floor)
@@ -117,7 +117,7 @@ class Sources:
             for _, trie, ends in self._made:
                 ends.append(len(trie.tokens))
 
-    def _may(self, worth: Worth, price: float, purse: Purse, rows: Rows) -> bool:
+    def _may(self, worth: Worth, price: float, purse: Purse, rows: "_Rows") -> bool:
         """Whether one that takes so many plain steps is asked now."""
         seconds = self.seconds + price * purse.pace.seconds(rows.count)
         nodes = rows.count * (1 + (min(rows.most, FEW) if price > CHEAP else 1))

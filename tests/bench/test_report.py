@@ -32,7 +32,7 @@ def test_the_document_has_exactly_the_names_of_the_command_line_page() -> None:
     for arm in report["arms"].values():
         assert set(arm) == {
             "dtype", "runner",
-            "output_throughput", "duration", "total_output_tokens", "num_steps", "tokens_per_step",
+            "output_throughput", "step_throughput", "duration", "total_output_tokens", "num_steps", "tokens_per_step",
             "spec_decode_acceptance_rate", "spec_decode_acceptance_length", "spec_decode_num_drafts",
             "spec_decode_draft_tokens", "spec_decode_accepted_tokens", "spec_decode_per_position_acceptance_rates",
             "latency_ms", "time_split", "categories", "results",
@@ -141,6 +141,19 @@ def test_time_that_no_part_accounts_for_is_other_and_unmeasured_parts_are_none()
     split = report.arms["medusa"].time_split.model_dump()
     assert split == {"prefill": None, "draft": 0.5, "verify": 2.0, "accept": None, "keep": None, "other": 1.5}
     assert set(report.arms["greedy"].time_split.model_dump().values()) == {None}
+
+
+def test_reading_prompts_is_told_apart_from_steps() -> None:
+    ours, theirs = ({"prefill": 1.0, "verify": verify} for verify in (2.0, 4.0))
+    replies = {"medusa": [reply([2] * 3, time_split=ours)], "greedy": [reply([1] * 6, time_split=theirs)]}
+    report = _report(replies, {"medusa": 3, "greedy": 5})
+    assert [report.arms[name].step_throughput for name in ("medusa", "greedy")] == [3.0, 1.5]
+    assert "Prompts were read in 33 % of the time; in steps alone it is 2.00x as fast as greedy." in report.verdict
+    shown = table(report)
+    assert [row[shown.headers.index("in steps")] for row in shown.rows] == ["3.0", "1.5"]
+    untimed = _report({"medusa": [reply([2])], "greedy": [reply([1, 1])]}, {"medusa": 1, "greedy": 2})
+    assert untimed.arms["medusa"].step_throughput is None
+    assert "Prompts were read" not in untimed.verdict
 
 
 def test_the_plain_name_of_an_arm_in_two_dtypes_is_the_faster_of_them() -> None:

@@ -11,7 +11,7 @@ from tests.tools import docs_page
 
 ARM_KEYS = [
     "dtype", "runner",
-    "output_throughput", "duration", "total_output_tokens", "num_steps", "tokens_per_step",
+    "output_throughput", "step_throughput", "duration", "total_output_tokens", "num_steps", "tokens_per_step",
     "spec_decode_acceptance_rate", "spec_decode_acceptance_length", "spec_decode_num_drafts",
     "spec_decode_draft_tokens", "spec_decode_accepted_tokens", "spec_decode_per_position_acceptance_rates",
     "latency_ms", "time_split", "categories", "results",

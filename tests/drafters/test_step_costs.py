@@ -2,7 +2,7 @@
 
 import pytest
 
-from medusa_cli.drafters.step_costs import FADES, LATEST, UNTRIED, Lap, Pace
+from medusa_cli.drafters.step_costs import FADES, LATEST, LEAST, UNTRIED, Lap, Pace
 
 FIRST = {1: 1.0, 2: 1.2, 4: 2.0}
 
@@ -74,7 +74,12 @@ def test_what_is_not_tried_is_believed_less_and_less_to_be_dear() -> None:
     assert pace.seconds(4) == pytest.approx(20.0)
     for _ in range(UNTRIED):
         see(pace, 1, 1.0)
-    assert pace.seconds(4) == pytest.approx(2.0 * 10.0**FADES)
+    assert pace.seconds(4) == pytest.approx(20.0 * FADES)
+    for _ in range(20 * UNTRIED):
+        see(pace, 1, 1.0)
+    assert pace.seconds(4) == pytest.approx(20.0 * LEAST)
+    see(pace, 4, 20.0)
+    assert pace.seconds(4) == pytest.approx(20.0)
 
 
 def test_more_nodes_never_cost_more_than_as_many_steps() -> None:

@@ -1,25 +1,31 @@
 """Law: guesses under `auto` never cost a text of 200 tokens more than 3 % of what plain decoding takes.
 
 The machine is simulated (tests/simulated.py), and both ways of writing meet the same conditions. The bound holds for
-each text of each seed.
+each text of each seed that is tried here. What nobody can see coming is told apart: a step that suddenly costs five
+times as much loses by itself what a text may lose (`SURPRISE`), and of texts that are written side by side the bound
+holds for all of them together: what one gains the others may lose.
+
+Where guesses pay, nearly all of that is had after the first text, as a mean over seeds (`SHARES`). A text that has lost
+by bad luck what it may goes on without guesses. So the less guesses bring, the more of it is given up for the law.
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from medusa_cli.contracts import Drafter
 from medusa_cli.drafters.adaptive import WatchedDrafter
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
+from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.drafters.step_costs import Pace
-from tests.simulated import COMPILED, MACHINES, STEEP, Fixed, Guesses, Machine, Script, always, plain
+from tests.simulated import COMPILED, MACHINES, STEEP, Fixed, Guesses, Machine, Script, always, best_fixed, plain
 
-TEXTS, LENGTH = 4, 200
-LAW = 1.03
+TEXTS, LENGTH = 3, 200
+LAW, SURPRISE = 1.03, 1.06
 SIZES = (0, 1, 2, 3, 4, 5, 6, 8)
 FIXED = 4  # guesses of a drafter with a tree of its own
-SEEDS = range(4)
+SEEDS = range(2)
 
 Scenario = Callable[[int], Script]
 
@@ -89,6 +95,9 @@ CONDITIONS: dict[str, Scenario] = {
         COMPILED, dearer=changes(400, 1.0, 5.0)
     ),
     "steps with guesses become cheap": lambda seed: Script(COMPILED, dearer=changes(250, 2.0, 1.0)),
+    "first calls take ten times as long, nothing is right": lambda seed: Script(
+        COMPILED, first=10, right=always(0.02), said=0.7
+    ),
     "first calls take ten times as long": lambda seed: Script(COMPILED, first=10),
     "first calls take a hundred times as long": lambda seed: Script(COMPILED, first=100),
     "guesses cost half a step": lambda seed: Script(COMPILED, price=0.5),
@@ -105,17 +114,73 @@ CONDITIONS: dict[str, Scenario] = {
 }  # fmt: skip
 
 
-def losses(scenario: Scenario, make: Callable[[Machine], Drafter], seed: int) -> list[float]:
-    """Of each text, by how much as long as plain decoding it took."""
-    machine = Machine(scenario(seed), seed)
-    lengths = [LENGTH] * TEXTS
+SURPRISES = {"steps with guesses become five times as dear between texts"}
+
+
+def losses(script: Script, make: Callable[[Machine], Drafter], seed: int) -> list[float]:
+    """Of each text, how many times as long as plain decoding it took."""
+    machine, lengths = Machine(script, seed), [LENGTH] * TEXTS
     took = machine.write(make(machine), lengths)
-    return [ours / theirs for ours, theirs in zip(took, plain(scenario(seed), seed, lengths), strict=True)]
+    return [ours / theirs for ours, theirs in zip(took, plain(script, seed, lengths), strict=True)]
 
 
 @pytest.mark.parametrize("make", DRAFTERS)
 @pytest.mark.parametrize("name", CONDITIONS)
 def test_no_text_takes_longer_than_plain_decoding_and_three_hundredths(name: str, make: str) -> None:
     for seed in SEEDS:
-        found = losses(CONDITIONS[name], DRAFTERS[make], seed)
+        found = losses(CONDITIONS[name](seed), DRAFTERS[make], seed)
+        assert max(found) <= (SURPRISE if name in SURPRISES else LAW), (seed, found)
+
+
+@pytest.mark.parametrize("right", [0.02, 0.7])
+@pytest.mark.parametrize("misled", MISLED)
+def test_nor_does_it_whatever_is_remembered_of_steps(misled: str, right: float) -> None:
+    for seed in SEEDS:
+        found = losses(Script(COMPILED, right=always(right), said=0.7), MISLED[misled], seed)
         assert max(found) <= LAW, (seed, found)
+
+
+BATCHES = ("quiet", "busy neighbours", "nothing is right", "guesses cost a step, nothing is right")
+
+
+@pytest.mark.parametrize("make", DRAFTERS)
+@pytest.mark.parametrize("name", BATCHES)
+def test_nor_do_texts_that_come_and_go_side_by_side(name: str, make: str) -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        lengths = [rng.randint(20, 300) for _ in range(12)]
+        script = CONDITIONS[name](seed)
+        ours, theirs = Machine(script, seed), Machine(script, seed)
+        ours.write(DRAFTERS[make](ours), lengths, most_rows=4)
+        theirs.write(NoDrafter(), lengths, most_rows=4)
+        assert ours.now <= LAW * theirs.now
+
+
+# of the speed of the best size that is never changed
+SHARES = {
+    "quiet": 0.95,
+    "busy neighbours": 0.9,
+    "short bursts": 0.75,
+    "guesses that cost next to nothing": 0.95,
+    "guesses cost half a step": 0.88,
+}
+
+
+def share_of_best(script: Script, make: Callable[[Machine], Drafter], seed: int, sizes: Sequence[int]) -> float:
+    """After the first text."""
+    machine, lengths = Machine(script, seed), [LENGTH] * TEXTS
+    return sum(best_fixed(script, seed, lengths, sizes)[1:]) / sum(machine.write(make(machine), lengths)[1:])
+
+
+@pytest.mark.parametrize("make", DRAFTERS)
+@pytest.mark.parametrize("name", SHARES)
+def test_where_guesses_pay_nearly_all_of_it_is_had_after_the_first_text(name: str, make: str) -> None:
+    sizes = (0, FIXED) if make == "watched" else SIZES
+    found = [share_of_best(CONDITIONS[name](seed), DRAFTERS[make], seed, sizes) for seed in SEEDS]
+    assert sum(found) / len(found) >= SHARES[name], found
+
+
+@pytest.mark.parametrize("misled", MISLED)
+def test_whatever_is_remembered_of_steps(misled: str) -> None:
+    found = [share_of_best(Script(COMPILED), MISLED[misled], seed, SIZES) for seed in SEEDS]
+    assert sum(found) / len(found) >= 0.9, found
