@@ -10,6 +10,7 @@ from torch import Tensor
 
 from medusa_cli.bench.run import Trial
 from medusa_cli.decode.exactness import difference
+from medusa_cli.model.device import IN_INTEGERS
 
 LLAMA_CPP = "llama-cpp"
 AS_STORED = "as stored"
@@ -79,4 +80,6 @@ def _coarser(ours: str, theirs: str) -> str:
     """The dtype that rounds more; ours beside llama.cpp's arithmetic."""
     if theirs == AS_STORED:
         return ours
+    if IN_INTEGERS in (ours, theirs):
+        return IN_INTEGERS
     return max(ours, theirs, key=lambda name: torch.finfo(getattr(torch, name)).eps)

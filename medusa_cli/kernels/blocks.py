@@ -42,12 +42,12 @@ class Blocks:
         return self.bits + (IN_INTEGERS if self.in_integers else 0)
 
 
+@functools.cache
 def functions() -> ctypes.CDLL:
     """The functions of blocks.cpp. Raises CannotCompile where there is no compiler."""
     return functions_of(())
 
 
-@functools.cache
 def functions_of(flags: tuple[str, ...]) -> ctypes.CDLL:
     """The same compiled with more flags, as for another kind of machine."""
     found = library(Path(__file__).with_name("blocks.cpp"), flags)

@@ -76,3 +76,9 @@ def test_a_token_that_may_not_come_makes_no_other_a_near_tie() -> None:
     assert found.divergences[0].verdict == "mismatch"
     forbidden, _ = _pair([0], [2], [10.0, 9.5, float("-inf")])
     assert (forbidden.divergences[0].margin, forbidden.divergences[0].verdict) == (float("inf"), "mismatch")
+
+
+def test_in_integers_no_difference_is_a_near_tie() -> None:
+    for arm in ("greedy", "hf-greedy@float32"):
+        found, _ = _pair([0], [1], [10.0, 10.0 - 1e-6, 0.0], dtype="int8", arm=arm)
+        assert found.divergences[0].verdict == "mismatch"

@@ -37,7 +37,7 @@ def test_every_fault_is_named_at_once(file: Path) -> None:
     """
     assert told(file, content) == f"{file}: " + "; ".join(
         [
-            "target.dtype is one of auto, float32, bfloat16, float16, not 'fp32': did you mean float32?",
+            "target.dtype is one of auto, float32, bfloat16, float16, int8, not 'fp32': did you mean float32?",
             "target.modle is no setting: did you mean target.model?",
             "heads.num_heads must be at least 1, not 0",
             "data.num_samples must be a whole number, not 'many'",
