@@ -69,6 +69,7 @@ class DrafterPart:
 HEADS = {
     "medusa": HeadsPart("each head guesses by itself", "medusa_cli.heads.medusa:MedusaHeads"),
     "hydra": HeadsPart("each head sees the guesses before its own", "medusa_cli.heads.medusa:HydraHeads"),
+    "block": HeadsPart("one block sees inner states of the target at every place", "medusa_cli.heads.block:BlockHeads"),
 }
 SOURCES = {
     "suffix": SourcePart("what followed the longest end of the text before", "medusa_cli.drafters.suffix:Suffixes"),
