@@ -13,7 +13,7 @@ from torch import Tensor
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.drafters.block_paths import CANDIDATES, Pairs, Places, places_of
 from medusa_cli.drafters.trie import Picked, Trie, draft_of
-from medusa_cli.heads.block import BlockHeads
+from medusa_cli.heads.block import Attend, BlockHeads
 from medusa_cli.kernels.attend import Nodes, attend, can_attend
 from medusa_cli.model.cache import TreeCache
 from medusa_cli.trees.dynamic import DynamicShape
@@ -114,7 +114,7 @@ class BlockDrafter:
         guessed_BKH = heads.guess(root_B, first_B, max(lengths) + places, look)
         return places_of(heads, self._pairs, guessed_BKH)
 
-    def _by_kernel(self, lengths: Sequence[int]):  # noqa: ANN202
+    def _by_kernel(self, lengths: Sequence[int]) -> Attend:
         """Attention that writes and reads the cache in one call."""
         places, num_rows = len(self._among_KK), len(lengths)
         nodes = Nodes(torch.tensor(lengths), self._among_KK[None], torch.zeros(1, places, dtype=torch.long))
@@ -129,7 +129,7 @@ class BlockDrafter:
 
         return look
 
-    def _by_library(self, rows: slice, device: torch.device):  # noqa: ANN202
+    def _by_library(self, rows: slice, device: torch.device) -> Attend:
         """The library's attention over the columns in use."""
         places = len(self._among_KK)
         place = self.cache.place(rows, places, device)

@@ -11,7 +11,7 @@ H hidden, Q query heads, G key heads, E head width, R rank, V rows of the target
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +76,7 @@ class BlockHeads(Heads):
 
     @classmethod
     def fresh(cls, config: HeadsConfig, draft_ids_W: Tensor, output_VH: Tensor, bias_V: Tensor | None = None) -> Self:
-        """Untrained heads: what writes into the block's state is zero, the other matrices random, the same each time."""
+        """Untrained heads: what writes into the state of a block is zero, other matrices random, always alike."""
         heads = super().fresh(config, draft_ids_W, output_VH, bias_V)
         rng = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -130,7 +130,7 @@ class BlockHeads(Heads):
         return self._normed(self._linear("fuse_weight", None, even), self.context_gain)
 
     def keys_and_values(self, context: Tensor, positions: Tensor, last: int) -> list[tuple[Tensor, Tensor]]:
-        """What each layer reads of places [..., T, H]: keys, turned by positions [..., T], and values [..., T, G, E]."""
+        """What each layer reads of places [..., T, H]: keys, turned by positions [..., T], and values."""
         config = self.config
         wide = self._packed["context"][0](context) if self._packed else F.linear(context, self._context_weight())
         both = wide.unflatten(-1, (config.num_layers, 2, config.key_heads, config.head_size))
@@ -162,8 +162,8 @@ class BlockHeads(Heads):
         assert self.row_of is not None, "bind(output_weight) comes first"
         return self.output_before_weight[self.row_of[ids]]
 
-    def block_forward(self, inputs: BlockInputs) -> Tensor:
-        """Blocks of whole texts, each in view of the true tokens: [B, K, H + R]."""
+    def block_forward(self, inputs: Any) -> Tensor:
+        """BlockInputs, blocks of whole texts, each in view of the true tokens, to [B, K, H + R]."""
         states_STX, blocks, ids_BK = inputs.states_STX, inputs.blocks, inputs.ids_BK
         length = states_STX.shape[1]
         positions_T = torch.arange(length, device=states_STX.device)
