@@ -37,7 +37,7 @@ class Pairs:
         self.before_WR = _numbers(heads.output_before_weight)
         self.after_WR = _numbers(heads.output_after_weight)
         hidden = heads.config.hidden_size
-        self.sure_W = self.before_WR @ _numbers(heads.confidence_weight[hidden:])
+        self.sure_W: NDArray[np.float32] = self.before_WR.dot(_numbers(heads.confidence_weight[hidden:]))
         assert heads.row_of is not None
         self.row_of = heads.row_of.cpu().numpy()
 

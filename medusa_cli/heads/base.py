@@ -74,6 +74,8 @@ class Heads(nn.Module):
         self.config = config
         self.output_weight: nn.Parameter | None = None
         self.output_bias: nn.Parameter | None = None
+        self.confidence_weight: Any = None  # parameters of kinds that judge their own guesses
+        self.confidence_bias: Any = None
         if config.own_output:
             self.output_weight = nn.Parameter(torch.zeros(config.num_heads, config.draft_vocab, config.hidden_size))
             if config.output_bias:

@@ -178,7 +178,8 @@ class BlockHeads(Heads):
 
     def confidence(self, guessed: Tensor) -> Tensor:
         """Log-odds [...] that the guesses of a place agree with the target, from [..., H + R]."""
-        return guessed @ self.confidence_weight + self.confidence_bias
+        odds: Tensor = guessed @ self.confidence_weight + self.confidence_bias
+        return odds
 
     def _context_weight(self) -> Tensor:
         """The layers' matrices for keys and values, below each other [L * 2GE, H]."""
