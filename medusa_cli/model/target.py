@@ -205,11 +205,8 @@ class Target(Facts):
         hidden_BTH = torch.zeros(shape, dtype=self.dtype, device=self.device)
         taps_BTLH: Tensor | None = None
         for start, firsts in self.tables.readings(prompts or lengths, lengths):
-            found = self._read_into(hidden_BTH, start, texts, firsts, taps)
-            if found is not None and taps_BTLH is not None:
-                taps_BTLH[:, start:] = found[:, start:]
-            else:
-                taps_BTLH = found
+            # what is read anew when tables change is read anew for those who remember inner states as well
+            taps_BTLH = self._read_into(hidden_BTH, start, texts, firsts, taps)
         return States(hidden_BTH, taps_BTLH)
 
     def _read_into(

@@ -3,6 +3,7 @@
 Shape letters: B rows, S texts, T positions, D places on a path, L tapped layers, H hidden, X taps times their width.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,7 @@ class StateRecorder(NoDrafter):
         super().__init__()
         self.taps = taps
         self._read: dict[int, tuple[list[int], list[Tensor]]] = {}  # what each row has read, and its states
-        self._ended: dict[tuple[int, ...], Tensor] = {}
+        self._ended: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)  # by what was read: texts may be equal
 
     def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
         """The prompts' states."""
@@ -42,17 +43,26 @@ class StateRecorder(NoDrafter):
             states.append(states_BDX[row, : len(new)])
 
     def move(self, source: int, row: int) -> None:
-        """They go with the row."""
-        self._read[row] = self._read[source]
+        """They go with the row; the text that stood there has ended."""
+        self._end(row)
+        self._read[row] = self._read.pop(source)
 
     def drop(self, row: int) -> None:
-        """The text has ended, or was cancelled."""
+        """The text has ended, if it wasn't moved."""
+        if row in self._read:
+            self._end(row)
+
+    def _end(self, row: int) -> None:
         read, states = self._read.pop(row)
-        self._ended[tuple(read)] = torch.cat(states)
+        self._ended[tuple(read)].append(torch.cat(states))
 
     def take(self, tokens: Sequence[int]) -> Tensor:
-        """States [T - 1, X] of a text that has ended, whose last token was never read. Equal texts have equal ones."""
-        return self._ended[tuple(tokens[:-1])]
+        """States [T - 1, X] of a text that has ended, whose last token was never read. Each is given once."""
+        read = tuple(tokens[:-1])
+        states = self._ended[read].pop()
+        if not self._ended[read]:
+            del self._ended[read]
+        return states
 
 
 def _noted(taps_BTLH: Tensor) -> Tensor:
