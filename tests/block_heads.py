@@ -49,7 +49,7 @@ def block_heads(target: Target, **options: Any) -> BlockHeads:
 
 
 class HelpedDrafter(BlockDrafter):
-    """Random guesses are hardly ever right: `depth` tokens that are known stand beside them, so paths are kept."""
+    """Random guesses are hardly ever right: up to `depth` known tokens stand beside them, so paths are kept."""
 
     def __init__(self, heads: BlockHeads, size: int, texts: Sequence[Sequence[int]], depth: int = 3) -> None:
         super().__init__(heads, DynamicShape(size))
@@ -62,7 +62,8 @@ class HelpedDrafter(BlockDrafter):
         for tokens, trie in zip(context.tokens, tries, strict=True):
             self.num_guessed += len(trie.tokens) - 1
             node = ROOT
-            for place, token in enumerate(following(self.texts, tokens, self.depth + 1)[1:]):
+            known = len(tokens) % (self.depth + 1)  # rows don't go at one pace
+            for place, token in enumerate(following(self.texts, tokens, known + 1)[1:]):
                 node = trie.add_guess(node, token, 0.9 ** (place + 1))
 
     def move(self, source: int, row: int) -> None:
