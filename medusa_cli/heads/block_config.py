@@ -59,20 +59,21 @@ class BlockConfig(HeadsConfig):
             "inner_size": max(8, round(8 * hidden / 3 / 64) * 64),
         }
         found = super().of(settings, **derived, **facts)
-        strange = [tap for tap in found.taps if not 0 <= tap <= facts["num_layers_seen"]]
-        if strange:
-            raise RecipeError(
-                f"heads.options.taps: there is no {strange[0]}; the target has the numbers 0 to "
-                f"{facts['num_layers_seen']}",
-                "0 stands for the embeddings, the last for what the output sees",
-            )
+        cls.taps_of(settings, facts["num_layers_seen"])
         return found
 
     @classmethod
     def taps_of(cls, settings: HeadsSettings, num_layers: int) -> tuple[int, ...]:
-        """As of all heads."""
+        """As of all heads. Raises RecipeError for layers that the target hasn't."""
         named = settings.options.get("taps")
-        return spread(num_layers) if named is None else parse_taps(named)
+        taps = spread(num_layers) if named is None else parse_taps(named)
+        strange = [tap for tap in taps if not 0 <= tap <= num_layers]
+        if strange:
+            raise RecipeError(
+                f"heads.options.taps: there is no {strange[0]}; the target has the numbers 0 to {num_layers}",
+                "0 stands for the embeddings, the last for what the output sees",
+            )
+        return taps
 
     @field_validator("taps", mode="before")
     @classmethod

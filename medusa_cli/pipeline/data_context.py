@@ -40,9 +40,10 @@ class Stage:
     def inner(self) -> Inner | None:
         """What is kept of inner layers, for heads that look at some: then samples are whole texts. None for others."""
         heads, target = self.recipe.heads, self.target
-        taps = heads_class(heads.type).describes.taps_of(heads, target.num_layers)
-        if not taps:
+        described = heads_class(heads.type).describes
+        if not described.looks_back:
             return None
+        taps = described.taps_of(heads, target.num_layers)
         return Inner(taps, len(taps) * target.tap_size if self.recipe.train.states == "stored" else 0)
 
     @property

@@ -43,6 +43,7 @@ def keep_states(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> No
     Where an earlier pass stopped, its batches are read again as they were cut: a state's last bits depend on the batch.
     """
     target, inner = stage.target, stage.inner
+    taps = inner.taps if inner is not None and inner.width else ()
     target.check_ids(sample.ids for sample in samples.values())
     with open_store(stage, folder) as store:
         done = set(store.keys)
@@ -60,7 +61,7 @@ def keep_states(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> No
             rows = [sample.ids for _, sample in batch]
             # of several answers the last was written after a longer prompt; one reading can be right for one of them
             prompts = [sample.supervised.index(True) for _, sample in batch]
-            states = target.states(rows, prompts, inner.taps if inner is not None and inner.width else ())
+            states = target.states(rows, prompts, taps)
             for row, (key, sample) in enumerate(batch):
                 if key in done:
                     continue

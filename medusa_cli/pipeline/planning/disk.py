@@ -11,6 +11,8 @@ from pathlib import Path
 from torch import nn
 
 from medusa_cli.config.recipe import DataSettings
+from medusa_cli.data.conversations import Message
+from medusa_cli.decode.chat import ids_of
 from medusa_cli.errors import TrainingError
 from medusa_cli.pipeline.data_context import Stage
 from medusa_cli.train.store import DATA, TAPS, bytes_per_place
@@ -69,8 +71,13 @@ def check_answers(stage: Stage, wanted: int) -> None:
     store = stage.folder / ("read" if stage.recipe.data.server else "answers")
     # of its own answer the target keeps the states alone that decided it, for most heads; other answers are read with
     # their prompts
-    whole = stage.recipe.data.server or stage.inner is not None
-    longest = stage.longest_text if whole else stage.answer_tokens + 1
+    data = stage.recipe.data
+    longest = stage.answer_tokens + 1
+    if data.server or stage.inner is not None:
+        longest = stage.longest_text
+        if data.dataset == "self" and not data.server:
+            around = len(ids_of(stage.target, [Message("user", "")]))
+            longest = min(longest, around + data.max_prompt_tokens + stage.answer_tokens)
     check_states(stage, store, max(0, wanted - stored_samples(store)) * longest)
 
 

@@ -43,6 +43,7 @@ from medusa_cli.train.store import bytes_per_place
 from medusa_cli.util.paths import expanded
 
 # the heads in float32, and two checkpoints of them with AdamW's two moments; with patience the best heads in each too
+AROUND = 64  # tokens of a chat template around a prompt, about
 COPIES_OF_THE_HEADS, COPIES_OF_THE_BEST = 1 + 2 * 3, 2
 
 
@@ -114,10 +115,13 @@ def plan_of(recipe: Recipe) -> Plan:
     steps = math.ceil(recipe.train.epochs * learnt / recipe.train.batch_size)
     parameters = _parameters(outline_of(recipe, text.hidden_size, text.vocab_size, text.num_hidden_layers))
     whole = looks_back(recipe.heads.type)
-    places = data.num_samples * (tokens + 1 if data.target_answers and not whole else data.max_seq_length)
+    longest = data.max_seq_length
+    if data.dataset == "self" and data.target_answers:
+        longest = min(longest, AROUND + data.max_prompt_tokens + tokens)
+    places = data.num_samples * (tokens + 1 if data.target_answers and not whole else longest)
     # held-out prompts are answered by the target where its words are not learnt, and by the adapted one
     times = (not data.target_answers) + (recipe.lora is not None)
-    held_out = data.max_seq_length if whole else _answer_tokens(data)
+    held_out = longest if whole else _answer_tokens(data)
     places += times * math.ceil(data.num_samples * data.held_out) * held_out
     ready = max(stored_samples(folder / "written" / store) for store in ("answers", "read"))
     state_bytes = places * sum(bytes_per_place(text.hidden_size, inner_width(recipe, text)).values())
