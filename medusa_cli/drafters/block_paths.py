@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +22,7 @@ CANDIDATES = 64  # tokens of a place that are looked at: a pair lifts none from 
 RANKS = 12  # guesses after one node
 
 
-@dataclass(frozen=True)
-class Guess:
+class Guess(NamedTuple):
     """A token that may come next: its id, its row of the table, and its chance given the path before it."""
 
     token: int
@@ -73,7 +73,7 @@ class Places:
         sure = 1 / (1 + math.exp(-max(-60.0, min(60.0, float(self.sure_K[place] + pairs.sure_W[row])))))
         chances = np.exp(logits_C[best_C] - top) * (sure / mass)
         ids, rows = self.ids_KC[place, best_C], rows_C[best_C]
-        return [Guess(*each) for each in zip(ids.tolist(), rows.tolist(), chances.tolist(), strict=True)]
+        return list(map(Guess, ids.tolist(), rows.tolist(), chances.tolist()))
 
     def add_likeliest(self, trie: Trie, size: int, floor: float = 0.0) -> None:
         """Add up to `size` paths, best-first; none of a chance below the floor."""

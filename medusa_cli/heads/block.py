@@ -54,7 +54,7 @@ class BlockHeads(Heads):
         super().__init__(config, draft_ids_W)
         layers, hidden, width = config.num_layers, config.hidden_size, config.head_size
         queries, keys, inner = config.query_heads * width, config.key_heads * width, config.inner_size
-        self.fuse_weight = nn.Parameter(torch.zeros(hidden, len(config.taps) * config.tap_size))
+        self.fuse_weight = nn.Parameter(torch.zeros(hidden, config.states_width))
         self.attention_weight = nn.Parameter(torch.zeros(layers, queries + 2 * keys, hidden))
         self.merge_weight = nn.Parameter(torch.zeros(layers, hidden, queries))
         self.feed_weight = nn.Parameter(torch.zeros(layers, 2 * inner, hidden))

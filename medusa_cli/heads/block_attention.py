@@ -57,7 +57,7 @@ class Blocks:
         first_S = counts_S.cumsum(0) - counts_S
         slot_B = torch.empty_like(text_B)
         slot_B[order_B] = torch.arange(len(text_B), device=text_B.device) - first_S[text_B[order_B]]
-        return cls(text_B, place_B, slot_B, int(counts_S.max()))
+        return cls(text_B, place_B, slot_B, int(counts_S.max()) if len(counts_S) else 0)
 
     def attend(
         self, query_BKQE: Tensor, key_BKGE: Tensor, value_BKGE: Tensor, before: tuple[Tensor, Tensor], causal: bool

@@ -101,6 +101,11 @@ class BlockConfig(HeadsConfig):
         return self
 
     @property
+    def states_width(self) -> int:
+        """Numbers of a place's states, of all taps."""
+        return len(self.taps) * self.tap_size
+
+    @property
     def wanted_taps(self) -> tuple[int, ...]:
         """The layers."""
         return self.taps

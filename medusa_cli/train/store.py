@@ -166,9 +166,9 @@ class HiddenStore:
             write_atomically(file, json.dumps(self._identity))
         elif (found := read_store(self.folder)) != self._identity:
             same_model = all(found.get(name) == self._identity[name] for name in ("hidden_size", "fingerprint"))
+            what = "for other heads, or with another train.states" if same_model else "of another model"
             raise TrainingError(
-                f"{self.folder} holds hidden states of {'other layers' if same_model else 'another model'} "
-                f"({found}, not {self._identity})",
+                f"{self.folder} holds hidden states {what} ({found}, not {self._identity})",
                 "choose another --output-dir, or delete the folder",
             )
 

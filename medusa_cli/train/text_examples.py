@@ -41,7 +41,10 @@ class TextExamples(Examples):
         within_B = places_B - self.corpus.offsets_S[samples_S][text_B]
         lengths_S = np.zeros(len(samples_S), np.int64)
         np.maximum.at(lengths_S, text_B, within_B + 1)
-        states_STX = self._states(samples_S, lengths_S).to(device=device, dtype=dtype)
+        if len(rows_B):
+            states_STX = self._states(samples_S, lengths_S).to(device=device, dtype=dtype)
+        else:  # the share of a process that has nothing to do
+            states_STX = torch.zeros(0, 1, heads.config.states_width, device=device, dtype=dtype)
         blocks = Blocks.of(torch.from_numpy(text_B).to(device), torch.from_numpy(within_B).to(device))
         return BlockInputs(states_STX, blocks, self.paths(rows_B, device))
 

@@ -82,7 +82,7 @@ def test_a_run_goes_on_where_it_stopped_and_is_not_mixed_with_another_kind_s(
     (folder / "checkpoints").rmdir()
     other = train("--max-steps", 1)
     assert other.code == 1
-    assert "holds hidden states of other layers" in other.err
+    assert "holds hidden states for other heads" in other.err
 
 
 @pytest.mark.parametrize("layout", ["prompts", "sharegpt"])

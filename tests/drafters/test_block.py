@@ -189,3 +189,17 @@ def test_layers_laid_out_for_the_kernels_guess_the_same(target: Target, blocks: 
     plain = whole(heads, texts, target.model)
     packed = whole(heads.pack(blocks=blocks), texts, target.model)
     torch.testing.assert_close(packed, plain, rtol=0.1 if blocks else 1e-4, atol=0.15 if blocks else 1e-4)
+
+
+def test_in_bfloat16_the_library_attends_and_guesses_are_about_the_same(target: Target) -> None:
+    heads, texts = block_heads(target), [prompt_of(length) for length in LENGTHS]
+    context = Context(texts, torch.tensor([text[-1] for text in texts]), torch.zeros(1))
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        drafter = told(block_heads(target).to(dtype).bind(target.output_weight.to(dtype)), texts, target.model)
+        assert drafter._native == (dtype == torch.float32)
+        tries = [Trie(text[-1]) for text in texts]
+        drafter.add_guesses(context, tries, 0.0)
+        found.append([trie.chances[1] for trie in tries])
+    assert heads.dtype == torch.float32
+    assert found[1] == pytest.approx(found[0], rel=0.25)

@@ -163,6 +163,30 @@ def test_the_gradient_written_by_hand_is_autograd_s(
     torch.testing.assert_close(without.loss, scores.loss)
 
 
+@pytest.mark.parametrize("cuts", [[slice(0, 4), slice(4, 9)], [slice(0, 9), slice(9, 9)]])
+def test_parts_of_a_step_add_up_to_the_whole_also_where_one_is_empty(
+    target: Target, corpus: Corpus, cuts: list[slice]
+) -> None:
+    heads, other = learner(target), learner(target)
+    found, rows = examples(heads, corpus), np.array([0, 3, 20, 21, 50, 51, 52, 70, 71])
+    for one, parts in ((heads, [slice(0, 9)]), (other, cuts)):
+        for part in parts:
+            some = rows[part]
+            score_and_learn(
+                one,
+                found.inputs(one, some, one.device, one.dtype),
+                found.labels(some),
+                head_decay=0.8,
+                chunk=64,
+                whole_K=found.counts(rows),
+                teacher=Teacher(found.decided(some), LOSSES),
+            )
+    for (name, ours), (_, theirs) in zip(heads.named_parameters(), other.named_parameters(), strict=True):
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, rtol=1e-3, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+        )
+
+
 def test_medusa_heads_learn_from_the_target_s_chances_too(target: Target, corpus: Corpus) -> None:
     from tests.drafters.test_dynamic_drafter import random_heads
 
@@ -244,9 +268,9 @@ def test_a_store_of_inner_states_comes_back_and_is_told_from_others(target: Targ
     assert isinstance(corpus.taps_TX, np.memmap)
     wanted = torch.cat([sample.taps for sample in samples]).half().numpy()
     assert np.array_equal(corpus.taps_TX, wanted)
-    with pytest.raises(Exception, match="holds hidden states of other layers"):
+    with pytest.raises(Exception, match="for other heads, or with another train.states"):
         HiddenStore(tmp_path, inner=Inner((0,), target.tap_size), **named)
-    with pytest.raises(Exception, match="holds hidden states of other layers"):
+    with pytest.raises(Exception, match="for other heads, or with another train.states"):
         HiddenStore(tmp_path, **named)
     damaged = bytearray((tmp_path / "taps.f16").read_bytes())
     damaged[100] ^= 1
