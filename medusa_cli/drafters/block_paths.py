@@ -69,9 +69,11 @@ class Places:
         logits_C = self.logits_KC[place] + pairs.after_WR[rows_C] @ pairs.before_WR[row]
         best_C = np.argsort(-logits_C)[:count]
         top = float(logits_C[best_C[0]])
-        mass = float(np.exp(logits_C - top).sum()) + math.exp(min(self.rest_K[place] - top, 60.0))
-        sure = 1 / (1 + math.exp(-max(-60.0, min(60.0, float(self.sure_K[place] + pairs.sure_W[row])))))
-        chances = np.exp(logits_C[best_C] - top) * (sure / mass)
+        masses_C = np.exp(logits_C - top)
+        mass = float(masses_C.sum()) + math.exp(min(float(self.rest_K[place]) - top, 60.0))
+        odds = float(self.sure_K[place]) + float(pairs.sure_W[row])
+        sure = 1 / (1 + math.exp(-max(-60.0, min(60.0, odds))))
+        chances = masses_C[best_C] * (sure / mass)
         ids, rows = self.ids_KC[place, best_C], rows_C[best_C]
         return list(map(Guess, ids.tolist(), rows.tolist(), chances.tolist()))
 

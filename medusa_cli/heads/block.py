@@ -108,10 +108,14 @@ class BlockHeads(Heads):
         def packed(weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedLinear:
             return packed_linear(nearest_grid(weight_OI) if blocks else weight_OI, bias_O, blocks=blocks)
 
-        self._packed = {
-            name: [packed(weight_OI) for weight_OI in getattr(self, name)]
-            for name in ("attention_weight", "merge_weight", "feed_weight", "down_weight")
+        # a layer's gain is a part of the matrix that reads what it scales
+        weights = {
+            "attention_weight": self.attention_weight * self.attention_gain[:, None],
+            "merge_weight": self.merge_weight,
+            "feed_weight": self.feed_weight * self.feed_gain[:, None],
+            "down_weight": self.down_weight,
         }
+        self._packed = {name: [packed(weight_OI) for weight_OI in weight] for name, weight in weights.items()}
         self._packed |= {"fuse_weight": [packed(self.fuse_weight)], "context": [packed(self._context_weight())]}
         if self.shared_weight is not None:
             self.packed_output = packed(self.shared_weight, self.shared_bias)
@@ -135,7 +139,7 @@ class BlockHeads(Heads):
         wide = self._packed["context"][0](context) if self._packed else F.linear(context, self._context_weight())
         both = wide.unflatten(-1, (config.num_layers, 2, config.key_heads, config.head_size))
         keys, values = both.unbind(-3)
-        turned = self.rotary.turned(keys.flatten(-3, -2), positions, last).view_as(keys)
+        turned = self.rotary.of(positions, last, keys.dtype)(keys.flatten(-3, -2)).view_as(keys)
         return list(zip(turned.unbind(-3), values.unbind(-3), strict=True))
 
     def guess(self, root_B: Tensor, first_B: Tensor, last: int, attend: Attend) -> Tensor:
@@ -144,15 +148,15 @@ class BlockHeads(Heads):
         roots_BH = self._token_rows(root_B).to(self.out_gain.dtype)
         state = torch.cat([roots_BH[:, None], self.mask_rows.expand(len(root_B), -1, -1)], dim=1)
         positions_BK = first_B[:, None] + torch.arange(config.num_heads, device=first_B.device)
+        turn = self.rotary.of(positions_BK, last, state.dtype)
         both = config.query_heads + config.key_heads
         for layer in range(config.num_layers):
-            normed = self._normed(state, self.attention_gain[layer])
+            normed = self._layer_normed(state, self.attention_gain, layer)
             heads = self._linear("attention_weight", layer, normed).unflatten(-1, (-1, config.head_size))
-            turned = self.rotary.turned(heads[:, :, :both], positions_BK, last)
-            query, key = turned.split([config.query_heads, config.key_heads], dim=2)
+            query, key = turn(heads[:, :, :both]).split([config.query_heads, config.key_heads], dim=2)
             seen = attend(layer, query, key, heads[:, :, both:])
             state = state + self._linear("merge_weight", layer, seen)
-            normed = self._normed(state, self.feed_gain[layer])
+            normed = self._layer_normed(state, self.feed_gain, layer)
             gate, up = self._linear("feed_weight", layer, normed).chunk(2, dim=-1)
             state = state + self._linear("down_weight", layer, F.silu(gate) * up)
         return self._normed(state, self.out_gain)
@@ -185,6 +189,13 @@ class BlockHeads(Heads):
         """The layers' matrices for keys and values, below each other [L * 2GE, H]."""
         queries = self.config.query_heads * self.config.head_size
         return self.attention_weight[:, queries:].flatten(0, 1)
+
+    def _layer_normed(self, state: Tensor, gain_LH: Tensor, layer: int) -> Tensor:
+        """A block's state as a layer reads it; without the gain where that is in the matrix."""
+        if self._packed:
+            # fewer and smaller operations than the library's
+            return state * (state.shape[-1] ** 0.5 / torch.linalg.vector_norm(state, dim=-1, keepdim=True))
+        return self._normed(state, gain_LH[layer])
 
     def _normed(self, state: Tensor, gain_H: Tensor) -> Tensor:
         return F.rms_norm(state, state.shape[-1:], gain_H)

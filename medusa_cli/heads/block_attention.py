@@ -17,24 +17,39 @@ class Rotary:
         self._width, self._theta = width, theta
         self._tables: tuple[Tensor, Tensor] | None = None
 
-    def turned(self, states: Tensor, positions: Tensor, last: int) -> Tensor:
-        """States [..., T, heads, E] turned by their positions [..., T], none of which is beyond `last`."""
-        cosines, sines = (table[positions][..., None, :] for table in self._made(last, states))
-        one, other = states.chunk(2, dim=-1)
-        return torch.cat([one * cosines - other * sines, other * cosines + one * sines], dim=-1)
+    def of(self, positions: Tensor, last: int, dtype: torch.dtype) -> "Turn":
+        """What turns states at these positions [..., T], none of which is beyond `last`."""
+        cosines, sines = self._made(last, positions.device, dtype)
+        return Turn(cosines[positions][..., None, :], sines[positions][..., None, :])
 
-    def _made(self, last: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Tables [P, E / 2] in the dtype of `like`, with room for position `last`."""
+    def _made(self, last: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Tables [P, E], with room for position `last`."""
         held = self._tables
-        if held is None or len(held[0]) <= last or held[0].device != like.device or held[0].dtype != like.dtype:
+        if held is None or len(held[0]) <= last or (held[0].device, held[0].dtype) != (device, dtype):
             size = 512 * (last // 512 + 1)
             # a table made under inference can't be part of a graph later
             with torch.inference_mode(False), torch.no_grad():
-                powers = torch.arange(0, self._width, 2, device=like.device, dtype=torch.float64) / self._width
-                angles = torch.arange(size, device=like.device)[:, None] * self._theta**-powers
-                self._tables = angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+                powers = torch.arange(0, self._width, 2, device=device, dtype=torch.float64) / self._width
+                angles = torch.arange(size, device=device)[:, None] * self._theta**-powers
+                cosines, sines = angles.cos(), angles.sin()
+                self._tables = (
+                    torch.cat([cosines, cosines], dim=-1).to(dtype),
+                    torch.cat([-sines, sines], dim=-1).to(dtype),
+                )
         assert self._tables is not None
         return self._tables
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Cosines of positions [..., T, 1, E], and their sines with a sign for each half."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """States [..., T, heads, E], turned: their first half against their second."""
+        return torch.addcmul(states * self.cosines, states.roll(states.shape[-1] // 2, -1), self.sines)
 
 
 @dataclass(frozen=True)
