@@ -22,7 +22,9 @@ PLACES = 4
 
 
 def block_config(target: Target, *, draft_vocab: int = 40, num_heads: int = PLACES, **options: Any) -> BlockConfig:
-    settings = HeadsSettings(type="block", num_layers=2, num_heads=num_heads, options={"rank": 6, **options})
+    settings = HeadsSettings(
+        type="block", num_layers=2, num_heads=num_heads, options={"rank": 6, "near": True, **options}
+    )
     return BlockConfig.of(
         settings,
         hidden_size=target.hidden_size,
@@ -85,7 +87,9 @@ class BlockCheck:
             length = rows.cache.lengths[index]
             assert held.lengths[index] == length
             states_TLH = self.fresh(row, row.tokens[:length])
-            made = heads.keys_and_values(heads.context(states_TLH.flatten(1)), torch.arange(length), length)
+            context_TH = heads.context(states_TLH.flatten(1))
+            close(self.drafter.near_BH[index], context_TH[-1])
+            made = heads.keys_and_values(context_TH, torch.arange(length), length)
             for layer, (keys_TGE, values_TGE) in zip(held.layers, made, strict=True):
                 close(layer.keys[index, :, :length], keys_TGE.transpose(0, 1))
                 close(layer.values[index, :, :length], values_TGE.transpose(0, 1))

@@ -13,7 +13,7 @@ from torch import Tensor
 from medusa_cli.contracts import Context, Draft
 from medusa_cli.drafters.block_paths import CANDIDATES, Pairs, Places, places_of
 from medusa_cli.drafters.trie import Picked, Trie, draft_of
-from medusa_cli.heads.block import Attend, BlockHeads
+from medusa_cli.heads.block import Attend, BlockHeads, Roots
 from medusa_cli.kernels.attend import Nodes, attend, can_attend
 from medusa_cli.model.cache import TreeCache
 from medusa_cli.trees.dynamic import DynamicShape
@@ -35,6 +35,7 @@ class BlockDrafter:
         else:
             self.size = shape.size
         self.cache = TreeCache(heads.config.num_layers, 1, 0)
+        self.near_BH = torch.zeros(1, heads.config.hidden_size, dtype=heads.dtype, device=heads.device)
         self._pairs = Pairs(heads)
         places = heads.config.num_heads
         whole_KK = torch.ones(places, places, dtype=torch.bool)
@@ -46,6 +47,7 @@ class BlockDrafter:
         """Rows begin with what the target was like at each of their tokens."""
         rows = slice(first_row, first_row + len(prompts))
         if rows.stop > self.cache.num_rows:
+            self.near_BH = F.pad(self.near_BH, (0, 0, 0, rows.stop - self.cache.num_rows))
             self.cache.reshape(rows.stop, self.cache.layers[0].capacity)
         for row in range(rows.start, rows.stop):
             self.cache.drop(row)
@@ -61,9 +63,11 @@ class BlockDrafter:
         held = self.cache.lengths[rows]
         self._read(rows, taps_BDLH, [len(text) - 1 - count for text, count in zip(context.tokens, held, strict=True)])
 
+    @torch.inference_mode()
     def move(self, source: int, row: int) -> None:
-        """The row's keys and values go with it."""
+        """What is remembered goes with the row."""
         self.cache.copy_row(source, row)
+        self.near_BH[row] = self.near_BH[source]
 
     def drop(self, row: int) -> None:
         """Forget the row."""
@@ -99,10 +103,14 @@ class BlockDrafter:
             padding_BT = torch.arange(num_places) >= torch.tensor(counts)[:, None]
             states_BTX = states_BTX.masked_fill(padding_BT[..., None].to(device), 0)
         place = self.cache.place(rows, num_places, device)
-        made = heads.keys_and_values(heads.context(states_BTX), place.columns_BN, max(held) + num_places)
+        context_BTH = heads.context(states_BTX)
+        made = heads.keys_and_values(context_BTH, place.columns_BN, max(held) + num_places)
         for layer, (keys, values) in zip(self.cache.layers, made, strict=True):
             layer.update(keys.transpose(1, 2), values.transpose(1, 2))
         self.cache.commit(rows, counts)
+        for row, count in enumerate(counts):
+            if count:  # a row that has ended keeps nothing
+                self.near_BH[rows.start + row] = context_BTH[row, count - 1]
 
     def _guesses(self, context: Context) -> list[Places]:
         """What each row's block guesses. Its own keys and values are written behind the row's, and forgotten."""
@@ -110,8 +118,8 @@ class BlockDrafter:
         rows, places = slice(0, len(root_B)), heads.config.num_heads
         lengths = self.cache.lengths[rows]
         look = self._by_kernel(lengths) if self._native else self._by_library(rows, root_B.device)
-        first_B = torch.tensor(lengths, device=root_B.device)
-        guessed_BKH = heads.guess(root_B, first_B, max(lengths) + places, look)
+        roots = Roots(root_B, torch.tensor(lengths, device=root_B.device), self.near_BH[rows])
+        guessed_BKH = heads.guess(roots, max(lengths) + places, look)
         return places_of(heads, self._pairs, guessed_BKH)
 
     def _by_kernel(self, lengths: Sequence[int]) -> Attend:

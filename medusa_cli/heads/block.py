@@ -38,12 +38,22 @@ class BlockInputs:
     ids_BK: Tensor
 
 
+@dataclass(frozen=True)
+class Roots:
+    """The tokens that blocks begin with, where they stand, and the vector of the place before each, for who looks."""
+
+    tokens_B: Tensor
+    positions_B: Tensor
+    near_BH: Tensor
+
+
 class BlockHeads(Heads):
     """A block of K places over the target's states. An untrained one repeats the root.
 
     fuse_weight [H, X] and context_gain [H] make one vector of a place's states; attention_weight [L, (Q + 2G)E, H],
     merge_weight [L, H, QE], feed_weight [L, 2 inner, H], down_weight [L, H, inner] with attention_gain and feed_gain
-    [L, H] are the layers; mask_rows [K - 1, H] the queries after the root; out_gain [H] what the output sees.
+    [L, H] are the layers; mask_rows [K - 1, H] the queries after the root, to all of which near_weight [H, H] brings
+    the last place's vector, where there is one; out_gain [H] what the output sees.
     output_before_weight [W + 1, R] (the last row: a token outside the draft vocabulary) and output_after_weight [W, R]
     are the table of pairs. confidence_weight [H + R] and confidence_bias [1] judge a place.
     """
@@ -63,6 +73,7 @@ class BlockHeads(Heads):
         self.output_after_weight = nn.Parameter(torch.zeros(config.draft_vocab, config.rank))
         self.confidence_weight = nn.Parameter(torch.zeros(hidden + config.rank))
         self.confidence_bias = nn.Parameter(torch.zeros(1))
+        self.near_weight = nn.Parameter(torch.zeros(hidden, hidden)) if config.near else None
         self.mask_rows = nn.Parameter(torch.zeros(config.num_heads - 1, hidden))
         self.context_gain = nn.Parameter(torch.ones(hidden))
         self.attention_gain = nn.Parameter(torch.ones(layers, hidden))
@@ -80,7 +91,8 @@ class BlockHeads(Heads):
         heads = super().fresh(config, draft_ids_W, output_VH, bias_V)
         rng = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            for weight in (heads.fuse_weight, heads.attention_weight, heads.feed_weight):
+            mixing = [heads.fuse_weight, heads.attention_weight, heads.feed_weight]
+            for weight in mixing if heads.near_weight is None else [*mixing, heads.near_weight]:
                 weight.copy_(torch.randn(weight.shape, generator=rng) / weight.shape[-1] ** 0.5)
             for rows in (heads.mask_rows, heads.output_before_weight):
                 rows.copy_(torch.randn(rows.shape, generator=rng))
@@ -117,6 +129,8 @@ class BlockHeads(Heads):
         }
         self._packed = {name: [packed(weight_OI) for weight_OI in weight] for name, weight in weights.items()}
         self._packed |= {"fuse_weight": [packed(self.fuse_weight)], "context": [packed(self._context_weight())]}
+        if self.near_weight is not None:
+            self._packed["near_weight"] = [packed(self.near_weight)]
         if self.shared_weight is not None:
             self.packed_output = packed(self.shared_weight, self.shared_bias)
         return self
@@ -142,12 +156,15 @@ class BlockHeads(Heads):
         turned = self.rotary.of(positions, last, keys.dtype)(keys.flatten(-3, -2)).view_as(keys)
         return list(zip(turned.unbind(-3), values.unbind(-3), strict=True))
 
-    def guess(self, root_B: Tensor, first_B: Tensor, last: int, attend: Attend) -> Tensor:
-        """What the output sees of each place [B, K, H]; roots stand at positions first_B, no place past `last`."""
+    def guess(self, roots: Roots, last: int, attend: Attend) -> Tensor:
+        """What the output sees of each place [B, K, H], none of which stands past position `last`."""
         config = self.config
-        roots_BH = self._token_rows(root_B).to(self.out_gain.dtype)
-        state = torch.cat([roots_BH[:, None], self.mask_rows.expand(len(root_B), -1, -1)], dim=1)
-        positions_BK = first_B[:, None] + torch.arange(config.num_heads, device=first_B.device)
+        roots_BH = self._token_rows(roots.tokens_B).to(self.out_gain.dtype)
+        state = torch.cat([roots_BH[:, None], self.mask_rows.expand(len(roots_BH), -1, -1)], dim=1)
+        if self.near_weight is not None:
+            state = state + self._linear("near_weight", None, roots.near_BH)[:, None]
+        positions_B = roots.positions_B
+        positions_BK = positions_B[:, None] + torch.arange(config.num_heads, device=positions_B.device)
         turn = self.rotary.of(positions_BK, last, state.dtype)
         both = config.query_heads + config.key_heads
         for layer in range(config.num_layers):
@@ -171,13 +188,15 @@ class BlockHeads(Heads):
         states_STX, blocks, ids_BK = inputs.states_STX, inputs.blocks, inputs.ids_BK
         length = states_STX.shape[1]
         positions_T = torch.arange(length, device=states_STX.device)
-        before = self.keys_and_values(self.context(states_STX), positions_T, length)
+        context_STH = self.context(states_STX)
+        before = self.keys_and_values(context_STH, positions_T, length)
         last = length + self.config.num_heads
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return blocks.attend(query, key, value, before[layer], self.config.causal)
 
-        guessed_BKH = self.guess(ids_BK[:, 0], blocks.place_B + 1, last, attend)
+        roots = Roots(ids_BK[:, 0], blocks.place_B + 1, context_STH[blocks.text_B, blocks.place_B])
+        guessed_BKH = self.guess(roots, last, attend)
         return torch.cat([guessed_BKH, self.before(ids_BK)], dim=-1)
 
     def confidence(self, guessed: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ class BlockConfig(HeadsConfig):
     inner_size      width of its feed-forward layers
     rank            of the table that says what a token brings to the chances of the next
     causal          a place of the block looks only at those before it
+    near            the states of the last place before the block go into its queries as well
     rope_theta      base of its rotary positions
     """
 
@@ -43,6 +44,7 @@ class BlockConfig(HeadsConfig):
     inner_size: int = Field(ge=1, le=10_000_000)
     rank: int = Field(128, ge=1, le=65_536)
     causal: bool = False
+    near: bool = False
     rope_theta: float = Field(10_000.0, ge=1)
 
     @classmethod

@@ -57,13 +57,13 @@ def told(heads: BlockHeads, texts: list[list[int]], model, pieces: int = 1) -> B
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize(("pieces", "near"), [(1, False), (3, True)])
 def test_steps_say_what_one_pass_over_the_text_says(
-    target: Target, monkeypatch: pytest.MonkeyPatch, native: bool, causal: bool, pieces: int
+    target: Target, monkeypatch: pytest.MonkeyPatch, native: bool, causal: bool, pieces: int, near: bool
 ) -> None:
     if not native:
         monkeypatch.setattr(block_module, "can_attend", lambda: False)
-    heads, texts = block_heads(target, causal=causal), [prompt_of(length) for length in LENGTHS]
+    heads, texts = block_heads(target, causal=causal, near=near), [prompt_of(length) for length in LENGTHS]
     drafter = told(heads, texts, target.model, pieces)
     assert drafter._native == native
     seen = []

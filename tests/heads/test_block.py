@@ -81,7 +81,7 @@ def test_an_output_of_their_own_is_refused(target: Target) -> None:
 
 
 def test_an_untrained_block_repeats_the_root(target: Target) -> None:
-    heads = BlockHeads.fresh(block_config(target), torch.arange(40) * 2, target.output_weight)
+    heads = BlockHeads.fresh(block_config(target, near=False), torch.arange(40) * 2, target.output_weight)
     inputs = some_inputs(heads)
     guessed = heads.block_forward(inputs)[..., : heads.config.hidden_size]
     root = torch.nn.functional.rms_norm(target.output_weight[inputs.ids_BK[:, 0]], (target.hidden_size,))
@@ -194,6 +194,8 @@ def by_layout(folder: Path, states: np.ndarray, root: int, before: int, output: 
     even = normed(states.reshape(len(states), len(config["taps"]), -1)).reshape(len(states), -1)
     context = normed(even @ tensor("fuse_weight").T, tensor("context_gain"))
     x = np.concatenate([normed(output[root])[None], tensor("mask_rows")])
+    if config["near"]:
+        x = x + tensor("near_weight") @ context[-1]
     for layer in range(config["num_layers"]):
         matrix = tensor("attention_weight")[layer]
         inner = normed(x, tensor("attention_gain")[layer])
@@ -217,9 +219,11 @@ def by_layout(folder: Path, states: np.ndarray, root: int, before: int, output: 
     return output[ids] @ normed(x, tensor("out_gain"))[-1] + pair
 
 
-@pytest.mark.parametrize("before", [4, 5])  # one in the draft vocabulary, one that isn't
-def test_a_reader_written_to_the_layout_gets_the_same_logits(target: Target, tmp_path: Path, before: int) -> None:
-    heads = block_heads(target)
+@pytest.mark.parametrize(("before", "near"), [(4, True), (5, False)])  # in the draft vocabulary, and outside
+def test_a_reader_written_to_the_layout_gets_the_same_logits(
+    target: Target, tmp_path: Path, before: int, near: bool
+) -> None:
+    heads = block_heads(target, near=near)
     write_heads(heads, tmp_path)
     rng = torch.Generator().manual_seed(3)
     states = torch.randn(7, len(heads.config.taps) * heads.config.tap_size, generator=rng)
