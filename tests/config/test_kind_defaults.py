@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from medusa_cli.config.loading import load_recipe
-from medusa_cli.config.parts import HEADS, defaults_of
+from medusa_cli.config.parts import HEADS, defaults_of, looks_back
 from medusa_cli.config.recipe import Recipe
+from medusa_cli.heads.kinds import heads_class
 from medusa_cli.train.checkpoint import learning_settings
 
 
@@ -44,3 +45,8 @@ def test_settings_that_came_later_are_said_only_where_they_change_something() ->
     assert not {"losses", "place_share", "clip", "states"} & set(plain)
     other = learning_settings(Recipe.model_validate({"train": {"clip": 1.0}}))["train"]
     assert other == {**plain, "clip": 1.0}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_table_knows_which_kinds_look_back(kind: str) -> None:
+    assert looks_back(kind) == heads_class(kind).describes.looks_back
