@@ -14,6 +14,7 @@ from medusa_cli.config.parts import ANY, MIXED, DrafterPart, drafter_part
 from medusa_cli.config.recipe import TargetSettings
 from medusa_cli.contracts import AcceptanceRule, Drafter
 from medusa_cli.drafters.adaptive import WatchedDrafter
+from medusa_cli.drafters.block import BlockDrafter
 from medusa_cli.drafters.hydra import HydraDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter, HeadsDrafter
@@ -23,6 +24,7 @@ from medusa_cli.drafters.step_costs import Pace
 from medusa_cli.errors import FormatError, RecipeError
 from medusa_cli.formats.places import find_heads
 from medusa_cli.heads.base import Heads
+from medusa_cli.heads.block import BlockHeads
 from medusa_cli.model.adapter import FOLDER as ADAPTER
 from medusa_cli.model.adapter import StoredAdapter, stored_adapter
 from medusa_cli.model.costs.by_nodes import step_costs
@@ -190,6 +192,8 @@ def in_shape(heads: Heads, shape: TokenTree | DynamicShape) -> Drafter:
 
 def _drafting(heads: Heads, shape: TokenTree | DynamicShape) -> HeadsDrafter:
     """Heads that draft in a shape with nodes, or bring its guesses to others."""
+    if heads.config.looks_back:
+        return BlockDrafter(cast(BlockHeads, heads), shape)
     return HydraDrafter(heads.by_level(), shape) if heads.config.sees_path else MedusaDrafter(heads, shape)
 
 

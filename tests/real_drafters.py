@@ -8,6 +8,7 @@ from itertools import count
 
 from medusa_cli.contracts import Context, Drafter
 from medusa_cli.drafters.adaptive import WatchedDrafter
+from medusa_cli.drafters.block import BlockDrafter
 from medusa_cli.drafters.hydra import HydraDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.memory import NoMemory
@@ -17,6 +18,7 @@ from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.drafters.trie import ROOT, Trie
 from medusa_cli.model.target import Target
 from medusa_cli.trees.dynamic import DynamicShape
+from tests.block_heads import HelpedDrafter, block_heads, chain
 from tests.drafters.test_dynamic_drafter import random_heads
 from tests.drafters.test_hydra import hydra_heads
 from tests.fakes import SHAPES, WIDE_PATHS, RandomDrafter, following
@@ -73,6 +75,17 @@ def hydra_mixed(target: Target, texts: Texts) -> Drafter:
     )
 
 
+def block(target: Target, texts: Texts) -> Drafter:
+    """Heads with a memory, and tokens that are known beside them."""
+    return GatheredDrafter([HelpedDrafter(block_heads(target), 6, texts)], Budget(9), "block")
+
+
+def block_chain(target: Target, texts: Texts) -> Drafter:
+    """The heads alone, in a fixed tree."""
+    heads = block_heads(target)
+    return BlockDrafter(heads, chain(heads))
+
+
 def watched(target: Target, texts: Texts) -> Drafter:
     """Steps with guesses and without, by turns; see `brief_turns`."""
     random = RandomDrafter(texts, SHAPES["wide"])
@@ -90,5 +103,7 @@ REAL: dict[str, Callable[[Target, Texts], Drafter]] = {
     "ngram": ngram,
     "mixed": mixed,
     "hydra_mixed": hydra_mixed,
+    "block": block,
+    "block_chain": block_chain,
     "watched": watched,
 }

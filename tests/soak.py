@@ -61,6 +61,7 @@ KINDS = (
     Kind("four texts side by side", ("data.rows=4",), exact=False),
     Kind("answers of a data set", ("data.rows=1", "--dataset", "DATA")),
     Kind("hydra heads", ("data.rows=1", "--heads-type", "hydra", "heads.own_output=true")),
+    Kind("block heads", ("data.rows=1", "--heads-type", "block", "heads.options={rank: 4}")),
 )
 
 

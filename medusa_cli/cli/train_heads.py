@@ -108,6 +108,11 @@ def _refuse_together(recipe: Recipe, place: Place) -> None:
             "let the heads learn alone first, with the section lora left out; then go on with it in one process, "
             "with --resume-from-checkpoint",
         )
+    if recipe.train.states == "rerun" and place.size > 1:
+        raise RecipeError(
+            f"train.states rerun: one process holds the model, and {place.size} were launched",
+            "leave train.states out, so that states are stored, or train in one process",
+        )
 
 
 def _follow(recipe: Recipe, place: Place, *, idle: bool) -> None:

@@ -7,7 +7,8 @@ entry points (util/plugins.py). Two kinds of names are made up by who asks: `pyt
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from medusa_cli.errors import RecipeError
 from medusa_cli.util import plugins
@@ -19,10 +20,17 @@ FUNCTION = "python:"
 
 @dataclass(frozen=True)
 class HeadsPart:
-    """A kind of heads; module: the class that computes them, as an entry point would name it."""
+    """A kind of heads.
+
+    module       the class that computes them, as an entry point would name it
+    defaults     sections of a recipe where this kind begins otherwise than others
+    looks_back   it sees inner states of the target at every place before
+    """
 
     help: str
     module: str
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    looks_back: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +77,24 @@ class DrafterPart:
 HEADS = {
     "medusa": HeadsPart("each head guesses by itself", "medusa_cli.heads.medusa:MedusaHeads"),
     "hydra": HeadsPart("each head sees the guesses before its own", "medusa_cli.heads.medusa:HydraHeads"),
+    "block": HeadsPart(
+        "one pass for all, in view of the whole text",
+        "medusa_cli.heads.block:BlockHeads",
+        {
+            "heads": {"num_heads": 6, "num_layers": 2},
+            "train": {
+                "epochs": 10.0,
+                "batch_size": 512,
+                "learning_rate": 6e-4,
+                "warmup_ratio": 0.04,
+                "head_decay": 0.7788,
+                "losses": {"ce": 0.1, "l1": 0.9},
+                "place_share": 0.25,
+                "clip": 1.0,
+            },
+        },
+        looks_back=True,
+    ),
 }
 SOURCES = {
     "suffix": SourcePart("what followed the longest end of the text before", "medusa_cli.drafters.suffix:Suffixes"),
@@ -133,6 +159,16 @@ def _mixture(name: str, parts: Sequence[DrafterPart]) -> DrafterPart:
         raise RecipeError(f"{name} takes heads of {len(kinds)} kinds", f"leave one of {' and '.join(kinds)} out")
     sources = tuple(dict.fromkeys(source for part in parts for source in part.sources))
     return DrafterPart("several drafters under one budget", kinds[0] if kinds else None, sources)
+
+
+def defaults_of(kind: str) -> Mapping[str, Mapping[str, Any]]:
+    """Sections of a recipe where this kind of heads begins otherwise than others."""
+    return HEADS[kind].defaults if kind in HEADS else {}
+
+
+def looks_back(kind: str) -> bool:
+    """Whether heads of this kind see inner states of the target."""
+    return kind in HEADS and HEADS[kind].looks_back
 
 
 def head_kinds() -> list[str]:

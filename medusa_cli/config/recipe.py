@@ -3,6 +3,7 @@
 This file knows no model and no torch. Defaults live here and nowhere else.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -12,7 +13,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from medusa_cli.config.parts import head_kinds
+from medusa_cli.config.parts import defaults_of, head_kinds, looks_back
 from medusa_cli.errors import RecipeError
 
 
@@ -214,6 +215,25 @@ def _server_url(text: str) -> str:
     return text.rstrip("/").removesuffix("/chat/completions").rstrip("/")
 
 
+class LossSettings(Settings):
+    """What a wrong guess costs: how much each of three figures counts."""
+
+    ce: float = Field(1.0, ge=0, description="cross-entropy of the token that was written")
+    l1: float = Field(0.0, ge=0, description="how far the heads' chances are from the target's own, added up")
+    kl: float = Field(0.0, ge=0, description="KL of the heads' chances from the target's own")
+
+    @model_validator(mode="after")
+    def _something_counts(self) -> "LossSettings":
+        if not self.ce + self.l1 + self.kl:
+            raise ValueError("leaves nothing to learn: ce, l1 and kl are all 0")
+        return self
+
+    @property
+    def teacher(self) -> bool:
+        """Whether the target's own chances are asked for."""
+        return self.l1 + self.kl > 0
+
+
 class TrainSettings(Settings):
     """How the heads learn."""
 
@@ -238,6 +258,16 @@ class TrainSettings(Settings):
     decode_steps: int = Field(200, ge=0, title="Decode held-out prompts every N steps; 0: never.")
     patience: int | None = Field(None, ge=1, title="Stop after N decodes without a better one; keep the best heads.")
     report_to: Literal["none", "wandb"] = Field("none", title="Send curves.")
+    losses: LossSettings = LossSettings()
+    place_share: float = Field(
+        1.0, gt=0, le=1, description="share of the places that an epoch learns from, drawn anew for each"
+    )
+    clip: float | None = Field(None, gt=0, description="gradients of a larger norm are brought down to it; none: never")
+    states: Literal["stored", "rerun"] = Field(
+        "stored",
+        description="states of inner layers: kept on the disk, or the target is run again for each step; "
+        "for heads that see such states",
+    )
 
     @model_validator(mode="after")
     def _patience_sees_decodes(self) -> "TrainSettings":
@@ -274,6 +304,18 @@ class LoraSettings(Settings):
     gradient_checkpointing: bool = Field(False, description="compute each layer twice, and hold one at a time")
 
 
+def _with_defaults(given: Any, defaults: Mapping[str, Any]) -> Any:
+    """What is given, with defaults where a name is missing, section by section."""
+    if not isinstance(given, dict):
+        return dict(defaults) if given is None else given
+    missing = {name: value for name, value in defaults.items() if name not in given}
+    filled = {
+        name: _with_defaults(value, defaults[name]) if isinstance(defaults.get(name), dict) else value
+        for name, value in given.items()
+    }
+    return {**filled, **missing}
+
+
 class Recipe(Settings):
     """Everything a training run needs to know."""
 
@@ -286,10 +328,29 @@ class Recipe(Settings):
     seed: int = Field(0, ge=0, lt=2**62, title="Seed of all that is random.")
     output_dir: str = Field("runs/heads", min_length=1, title="The run's folder.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_its_kind_of_heads_begins(cls, value: Any) -> Any:
+        """Defaults of the kind of heads stand in for those of this file, where nothing is said."""
+        heads = value.get("heads") if isinstance(value, dict) else None
+        kind = heads.get("type") if isinstance(heads, dict) else None
+        return _with_defaults(value, defaults_of(kind)) if isinstance(kind, str) else value
+
+    @field_validator("train")
+    @classmethod
+    def _states_are_seen(cls, train: TrainSettings, info: ValidationInfo) -> TrainSettings:
+        heads = info.data.get("heads")
+        if heads is not None and train.states != "stored" and not looks_back(heads.type):
+            raise ValueError(f"asks for states {train.states}, which {heads.type} heads don't see: leave it out")
+        return train
+
     @field_validator("lora")
     @classmethod
     def _weights_can_be_adapted(cls, lora: LoraSettings | None, info: ValidationInfo) -> LoraSettings | None:
         target = info.data.get("target")
+        heads = info.data.get("heads")
+        if lora is not None and heads is not None and looks_back(heads.type):
+            raise ValueError(f"is given, and {heads.type} heads can't learn beside an adapter: leave it out")
         if lora is None or target is None:
             return lora
         if target.quantize != "none":

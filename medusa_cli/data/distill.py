@@ -26,12 +26,16 @@ SENTINEL = "\u241ftext\u241f"  # stands for the user's text while the template i
 
 @dataclass(frozen=True)
 class Written:
-    """One finished text: the index of its prompt, its ids, and the hidden states [T, H] that decided them."""
+    """One finished text: the index of its prompt, its ids, and the hidden states [T, H] that decided them.
+
+    taps_TX   inner states of prompt and text, where these were wanted
+    """
 
     index: int
     token_ids: list[int]
     finish_reason: str
     hidden_TH: Tensor
+    taps_TX: Tensor | None = None
 
 
 @dataclass(frozen=True)

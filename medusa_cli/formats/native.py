@@ -8,6 +8,7 @@ heads.safetensors holds, with the shape letters of heads/medusa.py:
   draft_ids      [W] int32      target ids of the draft vocabulary
   output_weight  [K, W, H]      only with an own output; otherwise logits are block output @ target rows[draft_ids].T
   output_bias    [K, W]         only with an own output that has a bias
+Block heads hold draft_ids and the matrices that heads/block.py tells of.
 heads.json holds {"format", "version", "weights", "bytes", "sha256", "config"}. Version 2 brought config.traits, which
 tells the target's tokenizer, template, rope and rows; heads of version 1 are read, and vouch for weights alone.
 

@@ -23,19 +23,33 @@ from medusa_cli.kernels.packed import PackedLinear, can_pack
 class Projection:
     """An output layer over the draft vocabulary: logits = hidden @ weight_WH.T + bias_W.
 
-    packed  the same layer laid out for the CPU's kernels, where it is frozen and was packed; these have no gradient
+    packed    the same layer laid out for the CPU's kernels, where it is frozen and was packed; these have no gradient
+    pairs_WR  a trained matrix for what stands behind the H numbers of a hidden state, R more; None: nothing does
     """
 
     weight_WH: Tensor
     bias_W: Tensor | None
     packed: PackedLinear | None = None
+    pairs_WR: Tensor | None = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [..., H] to logits [..., W]."""
+        """hidden [..., H], or [..., H + R] with pairs, to logits [..., W]."""
+        if self.pairs_WR is not None:
+            hidden, more = hidden.split([self.weight_WH.shape[1], self.pairs_WR.shape[1]], dim=-1)
+            return self.own_logits(hidden) + F.linear(more, self.pairs_WR)
+        return self.own_logits(hidden)
+
+    def own_logits(self, hidden: Tensor) -> Tensor:
+        """Without pairs: hidden [..., H] to logits [..., W]."""
         if self.packed is not None:
             laid_out: Tensor = self.packed(hidden)
             return laid_out
         return F.linear(hidden, self.weight_WH, self.bias_W)
+
+    def back(self, grad: Tensor) -> Tensor:
+        """The gradient for what came in, from that of the logits [..., W]."""
+        own = grad @ self.weight_WH
+        return own if self.pairs_WR is None else torch.cat([own, grad @ self.pairs_WR], dim=-1)
 
 
 class Heads(nn.Module):
@@ -60,6 +74,8 @@ class Heads(nn.Module):
         self.config = config
         self.output_weight: nn.Parameter | None = None
         self.output_bias: nn.Parameter | None = None
+        self.confidence_weight: Any = None  # parameters of kinds that judge their own guesses
+        self.confidence_bias: Any = None
         if config.own_output:
             self.output_weight = nn.Parameter(torch.zeros(config.num_heads, config.draft_vocab, config.hidden_size))
             if config.output_bias:
@@ -137,6 +153,9 @@ class Heads(nn.Module):
             self.shared_weight = self._rows(output_VH)
             self.shared_bias = self._rows(bias_V) if config.output_bias and bias_V is not None else None
         return self
+
+    def start_at(self, hidden_NH: Tensor) -> None:
+        """Before training: what some of the target's hidden states are like. Most kinds need not know."""
 
     def pack_output(self) -> Self:
         """Lay a shared output out for the CPU's kernels, for heads that go on learning: it is frozen, and read at

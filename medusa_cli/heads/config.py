@@ -32,6 +32,7 @@ class HeadsConfig(Settings):
     """
 
     sees_path: ClassVar[bool] = False  # whether a head also sees the guesses before its own
+    looks_back: ClassVar[bool] = False  # whether they see inner states of the target at every place before
 
     type: str = Field(min_length=1, max_length=100)
     num_heads: int = Field(ge=1, le=1_000)
@@ -59,6 +60,16 @@ class HeadsConfig(Settings):
             name = ".".join(map(str, fault["loc"])) or "type"
             section = "heads.options" if name in settings.options else "heads"
             raise RecipeError(f"{section}.{name}: {fault['msg']}", f"change it for {settings.type} heads") from error
+
+    @classmethod
+    def taps_of(cls, settings: HeadsSettings, num_layers: int) -> tuple[int, ...]:
+        """The layers that heads of these settings will look at, in a target of so many."""
+        return ()
+
+    @property
+    def wanted_taps(self) -> tuple[int, ...]:
+        """The target's layers whose states they see at every place; () for none."""
+        return ()
 
     @property
     def num_inputs(self) -> int:

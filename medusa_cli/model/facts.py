@@ -95,6 +95,12 @@ class Facts:
         """H, as the output matrix takes it: not always the config's hidden_size."""
         return self.model.get_output_embeddings().in_features
 
+    @property
+    def tap_size(self) -> int:
+        """The width of what goes into the layers, and of what comes out of them: not always the output's."""
+        size: int = self.config.hidden_size
+        return size
+
     @cached_property
     def vocab_size(self) -> int:
         """V: rows of the output matrix."""

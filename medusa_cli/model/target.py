@@ -4,6 +4,7 @@ It knows no drafter, no rule and no loop. Shape letters: B rows, N nodes, T posi
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -27,6 +28,14 @@ from medusa_cli.model.runners.stock import StockForward
 from medusa_cli.trees.tree import Ancestry, TokenTree
 
 GIVE_BACK_FROM = 32 * 2**20  # bytes of a forward: the memory of smaller ones is kept for the next
+
+
+@dataclass(frozen=True)
+class States:
+    """Hidden states of texts: what the output sees at each token, and what went into inner layers, if wanted."""
+
+    hidden_BNH: Tensor
+    taps_BNLH: Tensor | None
 
 
 class Target(Facts):
@@ -178,30 +187,49 @@ class Target(Facts):
                     memory.join(row, [text[:length]], cache.read_taps(slice(row, row + 1)))
         return self.tables.until_turn(draft, lengths)
 
-    @torch.inference_mode()
     def hidden(self, texts: Sequence[Sequence[int]], prompts: Sequence[int] | None = None) -> Tensor:
         """Final normed hidden states [B, T, H] of texts, zeros past each one's end. They are read in pieces.
 
         prompts   tokens of each text that were given at once, as decoding sees them; None: all
         """
+        return self.states(texts, prompts).hidden_BNH
+
+    @torch.inference_mode()
+    def states(
+        self, texts: Sequence[Sequence[int]], prompts: Sequence[int] | None = None, taps: tuple[int, ...] = ()
+    ) -> States:
+        """As `hidden`, with those of inner layers."""
         self.release()
         lengths = list(map(len, texts))
         shape = len(texts), max(lengths), self.hidden_size
         hidden_BTH = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        taps_BTLH: Tensor | None = None
         for start, firsts in self.tables.readings(prompts or lengths, lengths):
-            self._read_into(hidden_BTH, start, texts, firsts)
-        return hidden_BTH
+            # what is read anew when tables change is read anew for those who remember inner states as well
+            taps_BTLH = self._read_into(hidden_BTH, start, texts, firsts, taps)
+        return States(hidden_BTH, taps_BTLH)
 
-    def _read_into(self, hidden_BTH: Tensor, start: int, texts: Sequence[Sequence[int]], firsts: Sequence[int]) -> None:
-        """Put the hidden states of whole texts in place, from `start` on; `firsts`: as prefill's `as_long_as`."""
+    def _read_into(
+        self,
+        hidden_BTH: Tensor,
+        start: int,
+        texts: Sequence[Sequence[int]],
+        firsts: Sequence[int],
+        taps: tuple[int, ...],
+    ) -> Tensor | None:
+        """Put the hidden states of whole texts in place, from `start` on; `firsts`: as prefill's `as_long_as`.
+
+        Gives the states of inner layers of all that was read.
+        """
         cache = self._cache(*hidden_BTH.shape[:2])
         for piece in pieces(texts, [0] * len(texts), self.forward_memory, firsts):
             begun = cache.lengths[piece.row]
-            self.read_piece(piece, cache)
+            self.read_piece(piece, cache, taps=taps)
             shown = max(begun, start)
             for row, states_TH in enumerate(self.stock.last_BNH, start=piece.row):
                 end = begun + piece.lengths[row - piece.row]
                 hidden_BTH[row, shown:end] = states_TH[shown - begun : end - begun].to(self.device)
+        return cache.read_taps(slice(0, len(texts)))
 
     def read(self, ids_BT: Tensor, lengths: Sequence[int]) -> Tensor:
         """As `hidden`, by the library's plain forward without a cache, which gradients can go back through.

@@ -8,8 +8,9 @@ from typing import Any
 
 from medusa_cli.config.recipe import Recipe
 from medusa_cli.data.template import template_text
+from medusa_cli.heads.kinds import heads_class
 from medusa_cli.model.target import Target
-from medusa_cli.train.store import HiddenStore
+from medusa_cli.train.store import HiddenStore, Inner
 
 OnProgress = Callable[[str, int, int, int], None]
 """(stage, samples done, samples wanted, tokens written in this run)"""
@@ -36,6 +37,16 @@ class Stage:
         return min(self.recipe.data.max_answer_tokens, self.longest_text // 2)
 
     @property
+    def inner(self) -> Inner | None:
+        """What is kept of inner layers, for heads that look at some: then samples are whole texts. None for others."""
+        heads, target = self.recipe.heads, self.target
+        described = heads_class(heads.type).describes
+        if not described.looks_back:
+            return None
+        taps = described.taps_of(heads, target.num_layers)
+        return Inner(taps, len(taps) * target.tap_size if self.recipe.train.states == "stored" else 0)
+
+    @property
     def template(self) -> str | None:
         """A short hash of the chat template, None without one: with it the text around answers can be told apart."""
         tokenizer = self.target.tokenizer
@@ -48,7 +59,11 @@ def open_store(stage: Stage, folder: Path) -> HiddenStore:
     """The store in this folder for states of the stage's target. Raises TrainingError."""
     target = stage.target
     return HiddenStore(
-        folder, hidden_size=target.hidden_size, fingerprint=target.fingerprint, longest=stage.longest_text
+        folder,
+        hidden_size=target.hidden_size,
+        fingerprint=target.fingerprint,
+        longest=stage.longest_text,
+        inner=stage.inner,
     )
 
 
@@ -60,7 +75,8 @@ class Gathered:
     answers    who wrote them and how: names and numbers for provenance.json
     counts     rows by what became of them
     notes      sentences for the user; `warnings` are those that even --quiet shows
-    prompts    ids of the whole prompts that the target answered, by key: such a sample begins with its prompt's last id
+    prompts    ids of the whole prompts that the target answered, by key: such a sample begins with its prompt's last
+               id, or with the whole of it
     """
 
     store: Path

@@ -18,6 +18,7 @@ from medusa_cli.heads.base import Heads
 from medusa_cli.heads.kinds import heads_class
 from medusa_cli.model.costs import by_nodes
 from medusa_cli.model.target import Target
+from medusa_cli.pipeline.inner_states import read_before
 from medusa_cli.train.early_stopping import Decoded
 from medusa_cli.trees.tree import TokenTree
 
@@ -67,6 +68,7 @@ class Probe:
 
     def _measure(self, drafter: Drafter, num_nodes: int) -> float:
         """What a step of these nodes costs in plain steps, the draft included."""
+        read_before(self._target, drafter, COST_CONTEXT)
         costs = by_nodes.measure(
             self._target,
             (1, num_nodes),

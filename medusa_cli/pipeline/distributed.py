@@ -17,9 +17,10 @@ from medusa_cli.heads.config import HeadsConfig
 from medusa_cli.heads.kinds import heads_class
 from medusa_cli.model.loading.load import choose_device
 from medusa_cli.train.checkpoint import Checkpoints
-from medusa_cli.train.corpus import Corpus, Examples
+from medusa_cli.train.corpus import Corpus
 from medusa_cli.train.loop import follow
 from medusa_cli.train.parallel import Group, Processes, device_of
+from medusa_cli.train.text_examples import examples_of
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def answer_call(group: Processes, recipe: Recipe) -> None:
     device = choose_device(device_of(recipe.target, group.place))
     task: Task = group.hand_out()
     heads = _received(group, device)
-    examples = Examples.of(Corpus.open(task.store), task.learnt, heads.draft_ids, heads.config.num_heads)
+    examples = examples_of(Corpus.open(task.store), task.learnt, heads.draft_ids, heads.config)
     follow(heads, examples, task.settings, task.seed, task.checkpoints, group)
 
 

@@ -25,6 +25,7 @@ from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.errors import MedusaError, TrainingError
 from medusa_cli.model.loading.load import load_target
 from medusa_cli.model.target import Target
+from medusa_cli.pipeline.inner_states import StateRecorder
 from medusa_cli.util.threads import threads_to_share
 
 JOIN_SHARE = 8  # a prompt is read when an eighth of the rows is free: read together they cost less
@@ -32,7 +33,10 @@ JOIN_SHARE = 8  # a prompt is read when an eighth of the rows is free: read toge
 
 @dataclass(frozen=True)
 class Manner:
-    """How texts are to be written. temperature 0 is greedy; max_tokens bounds prompt and text together."""
+    """How texts are to be written. temperature 0 is greedy; max_tokens bounds prompt and text together.
+
+    taps   inner layers whose states are wanted of prompt and text
+    """
 
     max_new_tokens: int
     max_tokens: int | None
@@ -41,6 +45,7 @@ class Manner:
     top_p: float = 1.0
     seed: int = 0
     want_hidden: bool = False
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,8 @@ def write_here(target: Target, jobs: Iterable[Job], manner: Manner) -> Generator
             numbers.append(job.number)
             yield job.ids
 
-    parts = Parts(target, NoDrafter(), rule, seed=manner.seed, number_of=numbers.__getitem__)
+    recorder = StateRecorder(manner.taps) if manner.taps else None
+    parts = Parts(target, recorder or NoDrafter(), rule, seed=manner.seed, number_of=numbers.__getitem__)
     limits = Limits(manner.max_new_tokens, target.stop_ids, manner.max_tokens)
     seen: dict[int, list[torch.Tensor]] = {}
     try:
@@ -69,7 +75,8 @@ def write_here(target: Target, jobs: Iterable[Job], manner: Manner) -> Generator
             if manner.want_hidden:
                 seen.setdefault(gain.row.key, []).append(gain.hidden_TH.to("cpu", torch.float16))
             if gain.row.finish_reason is not None:
-                yield _written(gain, seen.pop(gain.row.key, []))
+                written = _written(gain, seen.pop(gain.row.key, []))
+                yield written if recorder is None else replace(written, taps_TX=recorder.take(gain.row.tokens))
     finally:
         target.release()  # what comes next has other uses for this memory than so many rows
 
@@ -144,7 +151,8 @@ def _serve(crew: dict[Connection, Any], jobs: Sequence[Job]) -> Iterator[Written
             if isinstance(message, _Failure):
                 raise TrainingError(message.message, message.hint)
             if message is not None:
-                yield replace(message, hidden_TH=torch.from_numpy(message.hidden_TH))
+                taps = None if message.taps_TX is None else torch.from_numpy(message.taps_TX)
+                yield replace(message, hidden_TH=torch.from_numpy(message.hidden_TH), taps_TX=taps)
 
 
 def _check_end(process: Any) -> None:
@@ -175,7 +183,8 @@ def _work(recipe: Recipe, manner: Manner, workers: int, link: Connection) -> Non
         for written in write_here(load_target(recipe.target), jobs(), manner):
             # Tensors would travel as shared memory handles, one file each: plain arrays don't.
             array: Any = written.hidden_TH.numpy()
-            link.send(replace(written, index=taken[written.index], hidden_TH=array))
+            taps: Any = None if written.taps_TX is None else written.taps_TX.numpy()
+            link.send(replace(written, index=taken[written.index], hidden_TH=array, taps_TX=taps))
     except MedusaError as error:
         link.send(_Failure(error.message, error.hint))
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -9,6 +9,7 @@ from medusa_cli.pipeline.data_context import Gathered, Stage, open_store
 from medusa_cli.pipeline.perplexity import perplexity, warning_of
 from medusa_cli.pipeline.planning.disk import check_states
 from medusa_cli.train.store import Sample
+from medusa_cli.train.text_examples import evened
 
 READ_TOKENS = 4096  # tokens of one forward
 
@@ -41,7 +42,8 @@ def keep_states(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> No
 
     Where an earlier pass stopped, its batches are read again as they were cut: a state's last bits depend on the batch.
     """
-    target = stage.target
+    target, inner = stage.target, stage.inner
+    taps = inner.taps if inner is not None and inner.width else ()
     target.check_ids(sample.ids for sample in samples.values())
     with open_store(stage, folder) as store:
         done = set(store.keys)
@@ -59,12 +61,14 @@ def keep_states(stage: Stage, samples: Mapping[str, Tokens], folder: Path) -> No
             rows = [sample.ids for _, sample in batch]
             # of several answers the last was written after a longer prompt; one reading can be right for one of them
             prompts = [sample.supervised.index(True) for _, sample in batch]
-            hidden_BTH = target.hidden(rows, prompts)
-            for (key, sample), hidden_TH in zip(batch, hidden_BTH, strict=True):
+            states = target.states(rows, prompts, taps)
+            for row, (key, sample) in enumerate(batch):
                 if key in done:
                     continue
-                store.append(Sample(key, sample.ids, hidden_TH[: len(sample.ids)], sample.supervised))
-                tokens += len(sample.ids)
+                length = len(sample.ids)
+                taps_TX = None if states.taps_BNLH is None else evened(states.taps_BNLH[row, :length])
+                store.append(Sample(key, sample.ids, states.hidden_BNH[row, :length], sample.supervised, taps_TX))
+                tokens += length
                 count += 1
             stage.on_progress("reading", count, len(samples), tokens)
         store.sync()

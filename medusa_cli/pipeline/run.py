@@ -34,6 +34,7 @@ from medusa_cli.pipeline.data_context import OnProgress, Stage
 from medusa_cli.pipeline.data_stage import gather, own_words, prompts_of
 from medusa_cli.pipeline.decode_eval import Probe, choose_prompts
 from medusa_cli.pipeline.distributed import Task, call
+from medusa_cli.pipeline.inner_states import reader_of
 from medusa_cli.pipeline.joint_stage import Adaptation, adapt
 from medusa_cli.pipeline.planning.disk import check_training
 from medusa_cli.pipeline.run_folder import RunFolder
@@ -41,12 +42,15 @@ from medusa_cli.pipeline.tree_fit import Fitted, OnPart, fit
 from medusa_cli.registry import format_of, read_heads
 from medusa_cli.train.card import FittedTree, Provenance, write_card
 from medusa_cli.train.checkpoint import TrainLog
-from medusa_cli.train.corpus import Corpus, Examples, choose_draft_ids
+from medusa_cli.train.corpus import Corpus, choose_draft_ids
 from medusa_cli.train.curves import PICTURE, Curves, as_markdown
 from medusa_cli.train.events import Event, Outlets, Reporter
 from medusa_cli.train.joint.events import JointEvent
 from medusa_cli.train.loop import Sets, train
 from medusa_cli.train.parallel import ALONE, Group
+from medusa_cli.train.text_examples import examples_of
+
+SOME_STATES = 4096  # that tell heads how large the target's are
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,7 @@ def make_heads(
     folder.claim(target.fingerprint, target.identity.runner)
     material = _gather(Stage(recipe, target, folder.path / "written", hooks.on_data), hooks, folder.by_keys)
     heads = _first_heads(recipe, target, material, source, hooks.say)
-    sets = _examples(material, heads)
+    sets = _examples(recipe, target, material, heads)
     hooks.say(
         f"{len(sets.train):,} places to learn from, {len(sets.held_out):,} held out; the draft vocabulary of "
         f"{heads.config.draft_vocab:,} covers {sets.train.coverage()[0]:.1%} of the tokens to learn"
@@ -221,11 +225,19 @@ def _first_heads(
 ) -> Heads:
     """The heads as their training begins, with what those to go on from have learnt."""
     heads = fresh_heads(recipe, target, _draft_ids(recipe, target, material, source))
+    heads.start_at(_some_states(material))
     if source is not None:
         found = take_over(heads, source)
         untrained = f"; untrained: {', '.join(found.new)}" if found.new else ""
         say(f"going on from {recipe.heads.start_from}: {', '.join(found.taken)}{untrained}")
     return heads
+
+
+def _some_states(material: Material) -> Tensor:
+    """Some of the target's final hidden states [N, H], spread evenly over the words that are learnt."""
+    places = np.flatnonzero(material.corpus.supervised_T[1:])
+    some = places[np.linspace(0, len(places) - 1, min(SOME_STATES, len(places))).astype(np.int64)]
+    return torch.from_numpy(np.asarray(material.corpus.hidden_TH[some]))
 
 
 def _draft_ids(recipe: Recipe, target: Target, material: Material, source: Heads | None) -> Tensor:
@@ -250,16 +262,18 @@ def fresh_heads(recipe: Recipe, target: Target, draft_ids_W: Tensor) -> Heads:
         target_name=target.name,
         target_fingerprint=target.fingerprint,
         traits=traits_of(target),
+        tap_size=target.tap_size,
+        num_layers_seen=target.num_layers,
     )
     return module.fresh(config, draft_ids_W, target.output_weight.float(), target.output_bias)
 
 
-def _examples(material: Material, heads: Heads) -> Sets:
+def _examples(recipe: Recipe, target: Target, material: Material, heads: Heads) -> Sets:
     """What these heads are asked, on both sides of the split."""
-    draft_ids, num_heads = heads.draft_ids, heads.config.num_heads
+    reader = reader_of(target, heads.config.wanted_taps) if recipe.train.states == "rerun" else None
     return Sets(
-        train=Examples.of(material.corpus, material.learnt, draft_ids, num_heads),
-        held_out=Examples.of(material.judge, material.judged, draft_ids, num_heads),
+        train=examples_of(material.corpus, material.learnt, heads.draft_ids, heads.config, reader),
+        held_out=examples_of(material.judge, material.judged, heads.draft_ids, heads.config, reader),
     )
 
 

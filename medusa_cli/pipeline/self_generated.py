@@ -8,6 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from medusa_cli.data.conversations import Message
 from medusa_cli.data.distill import Steered, Written, read_prompts_of_its_own, steered, write_prompts
 from medusa_cli.decode.chat import ids_of
@@ -65,7 +67,7 @@ def keep_answers(stage: Stage, prompts: Mapping[str, Sequence[int]], place: Path
                 store.append(sample)
                 if count % SYNC_EVERY == 0:
                     store.sync()
-                tokens += len(sample.ids) - 1
+                tokens += sum(sample.supervised)
                 stage.on_progress(what, len(done) + count, total, tokens)
         store.sync()
 
@@ -92,21 +94,27 @@ def fitting(stage: Stage, asked: Mapping[str, Sequence[Message]]) -> Fitting:
 def write_answers(stage: Stage, prompts: Mapping[str, Sequence[int]]) -> Generator[Sample, None, None]:
     """The target's greedy text after each prompt (key -> ids) with its hidden states, in the order they finish.
 
-    A sample is the last prompt token and the answer: the hidden state at place t decided the token at t + 1.
+    A sample is the last prompt token and the answer: the hidden state at place t decided the token at t + 1. For heads
+    that look at inner layers it is the whole text, with final states from the prompt's last token on.
     """
+    inner = stage.inner
     manner = Manner(
         max_new_tokens=stage.answer_tokens,
         max_tokens=stage.longest_text,
         rows=stage.recipe.data.rows,
         want_hidden=True,
+        taps=inner.taps if inner is not None and inner.width else (),
     )
     keys = list(prompts)
     jobs = [Job(number, prompts[key]) for number, key in enumerate(keys)]
     with closing(_write(stage, jobs, manner)) as texts:
         for written in texts:
-            key, answer_ids = keys[written.index], written.token_ids
-            ids = [prompts[key][-1], *answer_ids]
-            yield Sample(key, ids, written.hidden_TH, [False, *[True] * len(answer_ids)])
+            key, answer_ids, hidden_TH = keys[written.index], written.token_ids, written.hidden_TH
+            before = list(prompts[key]) if inner is not None else [prompts[key][-1]]
+            unseen_TH = hidden_TH.new_zeros(len(before) - 1, hidden_TH.shape[1])
+            supervised = [*[False] * len(before), *[True] * len(answer_ids)]
+            states_TH = torch.cat([unseen_TH, hidden_TH])
+            yield Sample(key, [*before, *answer_ids], states_TH, supervised, written.taps_TX)
 
 
 def _write_prompts(stage: Stage, file: Path) -> None:

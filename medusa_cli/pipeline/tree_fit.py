@@ -19,6 +19,7 @@ from medusa_cli.heads.base import Heads
 from medusa_cli.model.clock import now
 from medusa_cli.model.costs import by_nodes
 from medusa_cli.model.target import Target
+from medusa_cli.pipeline.inner_states import read_before
 from medusa_cli.train.corpus import Examples
 from medusa_cli.train.dynamic_replay import Beliefs, beliefs_at
 from medusa_cli.train.measure import Measurement, PathCounts, fit_tree_joint, measure
@@ -80,6 +81,7 @@ def fit(
     largest = max(recipe.tree.max_size, recipe.tree.size or 0)
     lay_out_heads(heads, target)
     drafter = in_shape(heads, TokenTree.chain(heads.config.num_heads))
+    read_before(target, drafter, COST_CONTEXT)
     counts = [nodes for nodes in COST_NODES if nodes <= largest + 1]
     costs = by_nodes.measure(
         target,
@@ -182,5 +184,7 @@ def _drafting(target: Target, drafters: Sequence[Drafter], *, repeats: int) -> l
     root_B = torch.zeros(1, dtype=torch.long, device=target.device)
     hidden_BH = torch.ones(1, target.hidden_size, dtype=target.dtype, device=target.device)
     around = Context([[0]], root_B, hidden_BH)
+    for drafter in drafters:
+        read_before(target, drafter, COST_CONTEXT)
     work = {number: partial(drafter.propose, around) for number, drafter in enumerate(drafters)}
     return [each.least for each in interleaved(work, lambda: now(target.device), rounds=repeats).values()]

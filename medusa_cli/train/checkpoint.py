@@ -42,10 +42,14 @@ _FREE: dict[str, Any] = {
         "max_disk_gb",
     },
     # in how many pieces a step's gradient is taken changes it by rounding only
-    "train": {"report_to", "save_steps", "eval_steps", "micro_batch_size"},
+    "train": {"report_to", "save_steps", "eval_steps", "micro_batch_size", "states"},
     # the heads learn alone first: an adapter that learns with them afterwards changes nothing of that
     "lora": True,
 }
+
+
+# settings that came later, as they were before
+_LATER: dict[str, Any] = {"losses": {"ce": 1.0, "l1": 0.0, "kl": 0.0}, "place_share": 1.0, "clip": None}
 
 
 def learning_settings(recipe: Recipe) -> dict[str, Any]:
@@ -53,6 +57,9 @@ def learning_settings(recipe: Recipe) -> dict[str, Any]:
     settings: dict[str, Any] = recipe.model_dump(mode="json", exclude=_FREE)
     if recipe.target.quantize == "none":  # said only where it changes something: folders made without it go on
         del settings["target"]["quantize"]
+    for name, default in _LATER.items():  # likewise
+        if settings["train"][name] == default:
+            del settings["train"][name]
     if recipe.train.patience is None:  # decodes decide nothing then
         del settings["train"]["patience"], settings["train"]["decode_steps"]
     return settings

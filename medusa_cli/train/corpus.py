@@ -10,14 +10,17 @@ V vocabulary, W draft vocabulary, S samples.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from medusa_cli.contracts import DraftHeads
 from medusa_cli.errors import TrainingError
-from medusa_cli.train.store import DATA, Sample, as_float16, check_sums, read_index, read_store
+from medusa_cli.train.order import Order
+from medusa_cli.train.store import DATA, TAPS, Sample, as_float16, check_sums, read_index, read_store
 
 NOT_ASKED = -1
 """The label where head k's token is past the sample's end or not supervised."""
@@ -30,7 +33,7 @@ class Corpus:
     """All samples end to end, in memory or memory-mapped.
 
     hidden_TH float16, ids_T int32, supervised_T bool, offsets_S int64 with S+1 entries: sample s is the places
-    offsets[s] to offsets[s+1].
+    offsets[s] to offsets[s+1]. taps_TX float16: inner states of whole texts, where these are stored.
     """
 
     hidden_TH: NDArray[np.float16]
@@ -38,6 +41,7 @@ class Corpus:
     supervised_T: NDArray[np.bool_]
     offsets_S: NDArray[np.int64]
     keys: list[str]
+    taps_TX: NDArray[np.float16] | None = None
 
     @classmethod
     def open(cls, folder: Path) -> "Corpus":
@@ -47,8 +51,9 @@ class Corpus:
         """
         if not (folder / "store.json").is_file():
             raise TrainingError(f"no hidden states in {folder}", "run the data stage first")
-        hidden_size = int(read_store(folder)["hidden_size"])
-        index = read_index(folder, hidden_size)
+        store = read_store(folder)
+        hidden_size, tap_width = int(store["hidden_size"]), int(store.get("tap_width", 0))
+        index = read_index(folder, hidden_size, tap_width)
         total = sum(line["length"] for line in index)
         if not total:
             raise TrainingError(f"{folder} holds no complete sample", "run the data stage again")
@@ -56,13 +61,15 @@ class Corpus:
             np.memmap(folder / name, dtype, "r", shape=(total, hidden_size) if name == "hidden.f16" else (total,))
             for name, dtype in DATA.items()
         )
-        check_sums(folder, index, (hidden, ids, supervised))
+        taps = np.memmap(folder / TAPS, np.float16, "r", shape=(total, tap_width)) if tap_width else None
+        check_sums(folder, index, [hidden, ids, supervised, *([] if taps is None else [taps])])
         return cls(
             hidden_TH=hidden,
             ids_T=ids,
             supervised_T=np.asarray(supervised).astype(np.bool_),
             offsets_S=_offsets(line["length"] for line in index),
             keys=[line["key"] for line in index],
+            taps_TX=taps,
         )
 
     @classmethod
@@ -70,12 +77,14 @@ class Corpus:
         """The samples in memory. Raises TrainingError when a hidden state is no finite float16."""
         assert samples, "a corpus needs a sample"
         hidden_size = samples[0].hidden.shape[1]
+        taps = [as_float16(one, one.taps, one.taps.shape[1]) for one in samples if one.taps is not None]
         return cls(
-            hidden_TH=np.concatenate([as_float16(sample, hidden_size) for sample in samples]),
+            hidden_TH=np.concatenate([as_float16(sample, sample.hidden, hidden_size) for sample in samples]),
             ids_T=np.concatenate([np.asarray(sample.ids, np.int32) for sample in samples]),
             supervised_T=np.concatenate([np.asarray(sample.supervised, np.bool_) for sample in samples]),
             offsets_S=_offsets(len(sample.ids) for sample in samples),
             keys=[sample.key for sample in samples],
+            taps_TX=np.concatenate(taps) if taps else None,
         )
 
     @property
@@ -141,7 +150,7 @@ class Examples:
     labels_NK: NDArray[np.int32]
 
     @classmethod
-    def of(cls, corpus: Corpus, samples: Sequence[int], draft_ids_W: Tensor, num_heads: int) -> "Examples":
+    def of(cls, corpus: Corpus, samples: Sequence[int], draft_ids_W: Tensor, num_heads: int) -> Self:
         """The examples of these samples. Raises TrainingError when nothing in them is supervised."""
         index_V = draft_index(draft_ids_W, int(corpus.ids_T.max()) + 1)
         places, labels = [], []
@@ -175,6 +184,20 @@ class Examples:
         """hidden [B, H] float32 of these examples."""
         hidden_BH = torch.from_numpy(np.asarray(self.corpus.hidden_TH[self.places_N[rows_B]]))
         return hidden_BH.to(device).float()
+
+    def inputs(self, heads: DraftHeads, rows_B: NDArray[np.int64], device: torch.device, dtype: torch.dtype) -> Any:
+        """What heads see at these examples."""
+        return heads.inputs(self.hidden(rows_B, device).to(dtype), self.paths(rows_B, device))
+
+    def order(self, batch_size: int, seed: int, share: float) -> Order:
+        """Which of them each step learns from."""
+        return Order(len(self), batch_size, seed, share)
+
+    def decided(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
+        """The target's hidden states [B, K, H] float32 that decided what each head is asked for."""
+        places_BK = self.places_N[rows_B][:, None] + 1 + np.arange(self.num_heads)
+        hidden_BKH = self.corpus.hidden_TH[np.minimum(places_BK, len(self.corpus.ids_T) - 1)]
+        return torch.from_numpy(hidden_BKH).to(device).float()
 
     def paths(self, rows_B: NDArray[np.int64], device: torch.device | str = "cpu") -> Tensor:
         """The ids [B, K] int64 from the root on, which the hidden state decided: what the last head would see.

@@ -4,8 +4,9 @@ Shape letters: N places, B places at once, K heads, R ranks, W draft vocabulary,
 """
 
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -13,13 +14,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from medusa_cli.drafters.beam import Candidates
+from medusa_cli.drafters.block_paths import Pairs, places_of
 from medusa_cli.drafters.hydra import guesses, likeliest_of
+from medusa_cli.drafters.trie import ROOT, Trie
 from medusa_cli.heads.base import Heads
+from medusa_cli.heads.block import BlockHeads
 from medusa_cli.train.corpus import NOT_ASKED, Examples
 from medusa_cli.train.measure import Ranks
 from medusa_cli.trees.dynamic import DynamicShape, dynamic_tree
 
 _BATCH = 256
+_MOST_NODES = 64  # of a tree that is replayed
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,9 @@ def beliefs_at(heads: Heads, examples: Examples, measured: Ranks, *, num_ranks: 
     chosen = asked[np.linspace(0, len(asked) - 1, min(most, len(asked))).astype(np.int64)]
     rows_N = examples.rows_at(measured.places_N[chosen])
     batches = [rows_N[start : start + _BATCH] for start in range(0, len(rows_N), _BATCH)]
+    if heads.config.looks_back:
+        pairs = Pairs(cast(BlockHeads, heads))
+        return TrieBeliefs.of([one for rows_B in batches for one in _tries(heads, examples, rows_B, pairs)])
     if heads.config.sees_path:
         return PathBeliefs([_judged(heads, examples, rows_B, num_ranks) for rows_B in batches])
     ranks_NK = torch.from_numpy(measured.ranks_NK[chosen].astype(np.int64)).clamp(max=num_ranks)
@@ -93,6 +101,51 @@ class PathBeliefs:
             kept += int((depths_C[taken_BM] * batch.right_BC.gather(1, taken_BM) * real_BM).amax(1).sum())
             sizes.update(real_BM.sum(1).tolist())
         return Replay(1 + kept / sum(len(batch.right_BC) for batch in self.batches), sizes)
+
+
+@dataclass(frozen=True)
+class TrieBeliefs:
+    """Guesses gathered best-first: chance_NM of each place's nodes as they fall, 0 where it has no more, and the depth
+    of those whose whole path was right, else 0, in depth_NM.
+    """
+
+    chance_NM: NDArray[np.float64]
+    depth_NM: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[list[float], list[int]]]) -> "TrieBeliefs":
+        """Of each place its nodes' chances and depths."""
+        chance_NM, depth_NM = np.zeros((len(found), _MOST_NODES)), np.zeros((len(found), _MOST_NODES), np.int64)
+        for place, (chances, depths) in enumerate(found):
+            chance_NM[place, : len(chances)], depth_NM[place, : len(depths)] = chances, depths
+        return cls(chance_NM, depth_NM)
+
+    def replay(self, shape: DynamicShape) -> Replay:
+        """The first so many that are likely enough."""
+        taken_NM = self.chance_NM[:, : shape.size] >= max(shape.floor, np.finfo(np.float64).tiny)
+        kept = int((self.depth_NM[:, : shape.size] * taken_NM).max(axis=1).sum())
+        return Replay(1 + kept / len(taken_NM), Counter((1 + taken_NM.sum(axis=1)).tolist()))
+
+
+@torch.no_grad()
+def _tries(
+    heads: Heads, examples: Examples, rows_B: NDArray[np.int64], pairs: Pairs
+) -> Iterator[tuple[list[float], list[int]]]:
+    """Of each place the likeliest guesses: their chances, and their depths where they were right."""
+    device, size = heads.device, heads.config.hidden_size
+    guessed_BKH = heads.block_forward(examples.inputs(heads, rows_B, device, heads.dtype))[..., :size]
+    found = places_of(cast(BlockHeads, heads), pairs, guessed_BKH)
+    roots, truth = examples.paths(rows_B)[:, 0].tolist(), examples.following(rows_B).tolist()
+    for places, root, true in zip(found, roots, truth, strict=True):
+        trie = Trie(root)
+        places.add_likeliest(trie, _MOST_NODES)
+        right = {ROOT: 0}  # nodes whose whole path was right, and their depths
+        for node in range(1, len(trie.tokens)):
+            depth = right.get(trie.parents[node])
+            if depth is not None and trie.tokens[node] == true[depth]:
+                right[node] = depth + 1
+        order = trie.likeliest(_MOST_NODES)
+        yield [trie.chances[node] for node in order], [right.get(node, 0) for node in order]
 
 
 @torch.no_grad()

@@ -20,9 +20,9 @@ from medusa_cli.train.checkpoint import Checkpoints, TrainState
 from medusa_cli.train.corpus import Examples, some_of
 from medusa_cli.train.early_stopping import Best, Decode, Decoding
 from medusa_cli.train.events import Evaluated, Event, News, Outlets
-from medusa_cli.train.loss import Scores, combine, score, score_and_learn
+from medusa_cli.train.loss import Scores, Teacher, combine, score, score_and_learn
 from medusa_cli.train.measure import chain_accuracy
-from medusa_cli.train.order import Order, learning_rate
+from medusa_cli.train.order import learning_rate
 from medusa_cli.train.parallel import ALONE, Group, Processes
 
 EVAL_EXAMPLES = 8192
@@ -61,7 +61,7 @@ def train(
     Raises TrainingError when a number is not finite (naming the samples; the checkpoints and the log before it stay
     as they were), when the folder is another run's, or when it can't be written.
     """
-    order = Order(len(sets.train), settings.batch_size, seed)
+    order = sets.train.order(settings.batch_size, seed, settings.place_share)
     total_steps = order.total_steps(settings.epochs, settings.max_steps)
     best = Best(settings.patience) if settings.patience else None
     state = TrainState(heads, make_optimizer(heads, settings), order.state(total_steps), best)
@@ -116,7 +116,7 @@ def follow(
     Goes on from the leader's checkpoint, and writes nothing. Raises TrainingError as `train` does, and when the
     leader is gone.
     """
-    order = Order(len(examples), settings.batch_size, seed)
+    order = examples.order(settings.batch_size, seed, settings.place_share)
     total_steps = order.total_steps(settings.epochs, settings.max_steps)
     state = TrainState(heads, make_optimizer(heads, settings), order.state(total_steps))
     heads.train().pack_output()
@@ -142,32 +142,49 @@ class Batch:
 
 
 def learn_batch(state: TrainState, examples: Examples, batch: Batch, settings: TrainSettings, group: Group) -> Scores:
-    """One batch: loss, gradient, check, update. The weights don't change when a number is not finite.
+    """One batch: loss, gradient, check, update. The weights don't change when a number is not finite."""
+    state.optimizer.zero_grad(set_to_none=True)
+    scores = take_gradients(state.heads, examples, batch, settings, group)
+    for parameters in state.optimizer.param_groups:
+        parameters["lr"] = batch.learning_rate
+    state.optimizer.step()
+    return scores
+
+
+def take_gradients(
+    heads: Heads, examples: Examples, batch: Batch, settings: TrainSettings, group: Group = ALONE
+) -> Scores:
+    """Loss and gradient of one batch, checked.
 
     This process's share is taken in pieces, and every gradient weighted by what the whole batch asks.
     """
-    heads = state.heads
     device = heads.device
-    state.optimizer.zero_grad(set_to_none=True)
     whole_K = examples.counts(batch.rows_B).to(device)
     parts = [
         score_and_learn(
             heads,
-            heads.inputs(examples.hidden(rows_B, device), examples.paths(rows_B, device)),
+            examples.inputs(heads, rows_B, device, heads.dtype),
             examples.labels(rows_B, device),
             head_decay=settings.head_decay,
             chunk=settings.loss_chunk,
             whole_K=whole_K,
+            teacher=_teacher(heads, examples, rows_B, settings),
         )
         for rows_B in _pieces(batch.rows_B[group.share(len(batch.rows_B))], settings.micro_batch_size)
     ]
     scores = group.whole(combine(parts, settings.head_decay), len(batch.rows_B), settings.head_decay)
     group.sum_gradients(heads.parameters())
     _check_finite(scores, heads, examples, batch)
-    for parameters in state.optimizer.param_groups:
-        parameters["lr"] = batch.learning_rate
-    state.optimizer.step()
+    if settings.clip is not None:
+        nn.utils.clip_grad_norm_(heads.parameters(), settings.clip)
     return scores
+
+
+def _teacher(heads: Heads, examples: Examples, rows_B: NDArray[np.int64], settings: TrainSettings) -> Teacher | None:
+    """The target's own chances at these examples, where heads learn from them or judge themselves by them."""
+    if not settings.losses.teacher and heads.confidence_weight is None:
+        return None
+    return Teacher(examples.decided(rows_B, heads.device), settings.losses)
 
 
 def _pieces(rows_B: NDArray[np.int64], size: int | None) -> list[NDArray[np.int64]]:
@@ -196,8 +213,10 @@ def _evaluate(heads: Heads, examples: Examples, settings: TrainSettings) -> Eval
     parts = []
     for start in range(0, len(rows), settings.batch_size):
         rows_B = rows[start : start + settings.batch_size]
-        inputs_BI = heads.inputs(examples.hidden(rows_B, device), examples.paths(rows_B, device))
-        labels_BK = examples.labels(rows_B, device)
-        parts.append(score(heads, inputs_BI, labels_BK, head_decay=settings.head_decay, chunk=settings.loss_chunk))
+        inputs = examples.inputs(heads, rows_B, device, heads.dtype)
+        labels_BK, teacher = examples.labels(rows_B, device), _teacher(heads, examples, rows_B, settings)
+        parts.append(
+            score(heads, inputs, labels_BK, head_decay=settings.head_decay, chunk=settings.loss_chunk, teacher=teacher)
+        )
     scores = combine(parts, settings.head_decay)
     return Evaluated(scores, chain_accuracy(scores.right_BK.cpu().numpy(), examples, rows))

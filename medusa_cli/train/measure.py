@@ -209,16 +209,13 @@ def _rank_batch(
     ranks_BK = np.where(asked_BK, num_ranks, NOT_ASKED).astype(np.int16)
     device = heads.device
     with torch.no_grad():
-        hidden_BH = examples.hidden(rows_B, device).to(heads.dtype)
-        blocks_BKH = heads.block_forward(heads.inputs(hidden_BH, examples.paths(rows_B, device)))
+        blocks_BKH = heads.block_forward(examples.inputs(heads, rows_B, device, heads.dtype))
         for head in range(labels_BK.shape[1]):
             projection = heads.projection(head)
             inside = np.flatnonzero(asked_BK[:, head] & (labels_BK[:, head] >= 0))
             for start in range(0, len(inside), chunk):
                 at = inside[start : start + chunk]
-                logits_CW = blocks_BKH[torch.from_numpy(at).to(device), head] @ projection.weight_WH.T
-                if projection.bias_W is not None:
-                    logits_CW += projection.bias_W
+                logits_CW = projection.logits(blocks_BKH[torch.from_numpy(at).to(device), head])
                 # topk rather than counting larger logits: ties fall as they do for a drafter
                 guesses_CR = logits_CW.topk(num_ranks, dim=1).indices.cpu().numpy()
                 hit_CR = guesses_CR == labels_BK[at, head][:, None]

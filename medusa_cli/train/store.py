@@ -1,9 +1,10 @@
 """The folder of hidden states: appended to while the target writes or reads, and never left half-written.
 
 It holds store.json (whose states they are), samples.jsonl (one line a sample) and, for all samples end to end,
-hidden.f16 [T, H], ids.i32 [T] and supervised.u8 [T]. This file knows no model and no heads.
+hidden.f16 [T, H], ids.i32 [T] and supervised.u8 [T]; for heads that see inner states at every place whole texts, with
+taps.f16 [T, X] unless the target is to be run again. This file knows no model and no heads.
 
-Shape letters: T places of all samples end to end, H hidden.
+Shape letters: T places of all samples end to end, H hidden, X taps times their width.
 """
 
 import json
@@ -30,6 +31,7 @@ _AGAIN = "delete the folder and run the same command again: it is written anew"
 SYNC_EVERY = 50
 """Samples between two `sync`: what the system had not yet written down when the machine stopped is at most so many."""
 DATA = {"hidden.f16": np.float16, "ids.i32": np.int32, "supervised.u8": np.uint8}
+TAPS = "taps.f16"
 # The last two places of a sample predict nothing that is in it, so their hidden states may be missing.
 _MAY_LACK = 2
 
@@ -42,12 +44,26 @@ class Sample:
     ids         n token ids
     hidden      [n, H], or up to two rows fewer: the target needn't read its own last words
     supervised  n booleans: the token is one the heads are asked for
+    taps        [n, X] inner states, or up to two rows fewer; None where none are stored
     """
 
     key: str
     ids: Sequence[int]
     hidden: Tensor
     supervised: Sequence[bool]
+    taps: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Inner:
+    """Samples are whole texts, for heads that look at inner layers.
+
+    taps    the layers
+    width   X: numbers of a place that are stored of them; 0: none, the target is run again
+    """
+
+    taps: tuple[int, ...]
+    width: int
 
 
 class HiddenStore:
@@ -58,17 +74,23 @@ class HiddenStore:
     written.
 
     longest   tokens of a sample at most
+    inner     samples are whole texts, with inner states; None: they are not
     """
 
-    def __init__(self, folder: Path, *, hidden_size: int, fingerprint: str, longest: int) -> None:
+    def __init__(
+        self, folder: Path, *, hidden_size: int, fingerprint: str, longest: int, inner: Inner | None = None
+    ) -> None:
         self.folder = folder
         self._longest = longest
         self.hidden_size = hidden_size
+        self.tap_width = inner.width if inner else 0
         self._identity = {"version": _VERSION, "hidden_size": hidden_size, "fingerprint": fingerprint}
+        if inner is not None:
+            self._identity |= {"taps": list(inner.taps), "tap_width": inner.width}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._claim()
-            self._index: list[dict[str, Any]] = read_index(folder, hidden_size)
+            self._index: list[dict[str, Any]] = read_index(folder, hidden_size, self.tap_width)
             self._cut()
             self._open_files()
         except OSError as error:
@@ -86,12 +108,14 @@ class HiddenStore:
 
     def append(self, sample: Sample) -> None:
         """Add one sample. Raises TrainingError on a full disk, or when a hidden state is no finite float16."""
-        hidden_TH = as_float16(sample, self.hidden_size)
-        arrays: tuple[NDArray[Any], ...] = (
-            hidden_TH,
+        arrays: list[NDArray[Any]] = [
+            as_float16(sample, sample.hidden, self.hidden_size),
             np.asarray(sample.ids, np.int32),
             np.asarray(sample.supervised, np.uint8),
-        )
+        ]
+        if self.tap_width:
+            assert sample.taps is not None, sample.key
+            arrays.append(as_float16(sample, sample.taps, self.tap_width))
         parts = [array.tobytes() for array in arrays]
         line = {"key": sample.key, "length": len(sample.ids), "crc32": _checksum(parts)}
         try:
@@ -125,10 +149,15 @@ class HiddenStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Bytes of a token in each data file."""
+        return bytes_per_place(self.hidden_size, self.tap_width)
+
     def _open_files(self) -> None:
         """Unbuffered handles, the index last: a line in it vouches for numbers the system already has."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        self._files: list[int] = [os.open(self.folder / name, flags, 0o644) for name in (*DATA, "samples.jsonl")]
+        self._files: list[int] = [os.open(self.folder / name, flags, 0o644) for name in (*self._sizes, "samples.jsonl")]
 
     def _claim(self) -> None:
         """Write store.json, or check that the folder is this model's."""
@@ -136,8 +165,10 @@ class HiddenStore:
         if not file.exists():
             write_atomically(file, json.dumps(self._identity))
         elif (found := read_store(self.folder)) != self._identity:
+            same_model = all(found.get(name) == self._identity[name] for name in ("hidden_size", "fingerprint"))
+            what = "for other heads, or with another train.states" if same_model else "of another model"
             raise TrainingError(
-                f"{self.folder} holds hidden states of another model ({found}, not {self._identity})",
+                f"{self.folder} holds hidden states {what} ({found}, not {self._identity})",
                 "choose another --output-dir, or delete the folder",
             )
 
@@ -151,7 +182,7 @@ class HiddenStore:
                 f"{self.folder / 'samples.jsonl'} is damaged: it names {total:,} of {held:,} tokens",
                 f"put the whole file back, or {_AGAIN}",
             )
-        for name, size in bytes_per_place(self.hidden_size).items():
+        for name, size in self._sizes.items():
             with (self.folder / name).open("ab") as stream:
                 stream.truncate(total * size)
         lines = "".join(map(_text_of, self._index))
@@ -159,14 +190,14 @@ class HiddenStore:
             stream.truncate(len(lines.encode()))
 
 
-def as_float16(sample: Sample, hidden_size: int) -> NDArray[np.float16]:
-    """The sample's hidden states [n, H], missing last rows as zeros, or TrainingError naming the sample."""
-    length, given = len(sample.ids), sample.hidden.shape[0]
+def as_float16(sample: Sample, states: Tensor, width: int) -> NDArray[np.float16]:
+    """The sample's states [n, width], missing last rows as zeros, or TrainingError naming the sample."""
+    length, given = len(sample.ids), states.shape[0]
     assert len(sample.supervised) == length, sample.key
-    assert sample.hidden.shape[1] == hidden_size, sample.key
+    assert states.shape[1] == width, sample.key
     assert length - _MAY_LACK <= given <= length, (sample.key, length, given)
-    hidden_TH = np.zeros((length, hidden_size), np.float16)
-    hidden_TH[:given] = sample.hidden.detach().to("cpu", torch.float16).numpy()
+    hidden_TH = np.zeros((length, width), np.float16)
+    hidden_TH[:given] = states.detach().to("cpu", torch.float16).numpy()
     if not np.isfinite(hidden_TH).all():
         raise TrainingError(
             f"sample '{sample.key}': the model's hidden states are not finite in 16 bits",
@@ -175,9 +206,10 @@ def as_float16(sample: Sample, hidden_size: int) -> NDArray[np.float16]:
     return hidden_TH
 
 
-def bytes_per_place(hidden_size: int) -> dict[str, int]:
+def bytes_per_place(hidden_size: int, tap_width: int = 0) -> dict[str, int]:
     """Bytes a token takes in each data file."""
-    return {name: np.dtype(kind).itemsize * (hidden_size if kind is np.float16 else 1) for name, kind in DATA.items()}
+    sizes = {name: np.dtype(kind).itemsize * (hidden_size if kind is np.float16 else 1) for name, kind in DATA.items()}
+    return sizes | ({TAPS: np.dtype(np.float16).itemsize * tap_width} if tap_width else {})
 
 
 def read_store(folder: Path) -> dict[str, Any]:
@@ -192,13 +224,13 @@ def read_store(folder: Path) -> dict[str, Any]:
     return store
 
 
-def read_index(folder: Path, hidden_size: int) -> list[dict[str, Any]]:
+def read_index(folder: Path, hidden_size: int, tap_width: int = 0) -> list[dict[str, Any]]:
     """The lines of samples.jsonl that are complete and whose numbers are all there.
 
     Raises TrainingError when a line can't be read, or when more numbers are missing than a machine that stops may lose.
     """
     samples = _read_lines(folder / "samples.jsonl")
-    sizes = bytes_per_place(hidden_size)
+    sizes = bytes_per_place(hidden_size, tap_width)
     places = {n: (folder / n).stat().st_size // size if (folder / n).exists() else 0 for n, size in sizes.items()}
     shortest = min(places, key=lambda name: places[name])
     ends = list(accumulate(sample["length"] for sample in samples))
@@ -227,7 +259,7 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def check_sums(folder: Path, index: Sequence[Mapping[str, Any]], arrays: Sequence[NDArray[Any]]) -> None:
-    """Raise TrainingError naming the first sample whose numbers (in the order of DATA) are not those written.
+    """Raise TrainingError naming the first sample whose numbers (in the order of the files) are not those written.
 
     Samples of folders written before there were checksums have none.
     """

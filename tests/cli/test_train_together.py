@@ -123,6 +123,28 @@ def test_two_processes_learn_what_one_does_and_one_goes_on_where_two_stopped(
     assert error.startswith("error: step 1: the loss is not finite on ")
 
 
+def test_two_processes_learn_a_block_as_one_does(
+    launch: Launch, medusa: Medusa, tiny: Path, data: Path, tmp_path: Path
+) -> None:
+    def args(folder: str) -> Sequence[object]:
+        steps = ("--heads-type", "block", "--max-steps", 4, "--eval-steps", 4, "train.batch_size=13")
+        return train_args(tiny, tmp_path / folder, "--dataset", data, "--json", "-q", *steps)
+
+    two = launch(TORCHRUN, *args("two"))
+    _, err = two.communicate(timeout=PATIENCE_S)
+    assert two.returncode == 0, err
+    assert medusa(*args("one")).code == 0
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    assert_same_heads(tmp_path / "one", tmp_path / "two")
+
+
+def test_rerun_states_are_refused_where_processes_learn_together(launch: Launch, tiny: Path, tmp_path: Path) -> None:
+    two = launch(TORCHRUN, *train_args(tiny, tmp_path / "run", "--heads-type", "block", "train.states=rerun"))
+    _, err = two.communicate(timeout=PATIENCE_S)
+    assert two.returncode != 0
+    assert any("one process holds the model, and 2 were launched" in line for line in errors_in(err))
+
+
 def test_when_one_process_dies_all_end_and_the_first_says_so(
     launch: Launch, tiny: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -147,3 +147,12 @@ def test_a_cache_that_the_generation_config_names_changes_nothing(kind: str) -> 
     target = target_of(tiny_model("llama"))
     target.model.generation_config.cache_implementation = kind
     assert texts_of(target, "llama", "random", "wide", 3) == known("llama").wanted(3)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_architecture_shows_the_block_drafter_its_layers(name: str) -> None:
+    target, texts = cached_target(name, ARCHITECTURES[name].attentions[-1], "packed"), known(name)
+    drafter = REAL["block"](target, texts.texts)
+    found = collect(Parts(target, drafter, Greedy()), texts.prompts[:2], LIMITS, max_rows=2)
+    assert [each.token_ids for each in found] == texts.wanted(2)
+    assert sum(each.num_steps for each in found) < 2 * NUM_NEW - 20, "several tokens are kept at once"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from medusa_cli.contracts import Context, Draft, Seen
+from medusa_cli.contracts import Context, Draft, Drafter, Seen
 from medusa_cli.decode.engine import Engine, Request
 from medusa_cli.decode.rows import Limits
 from medusa_cli.drafters.adaptive import WatchedDrafter
@@ -24,6 +24,7 @@ from medusa_cli.model.cache import TreeCache
 from medusa_cli.model.runners.cuda_graphs import GraphedForward
 from medusa_cli.model.target import Target
 from tests.attending import AttendingDrafter, MemoryCheck, by_the_library, by_the_target
+from tests.block_heads import BlockCheck, HelpedDrafter, block_heads
 from tests.decode.test_engine import run
 from tests.fakes import SHAPES, RandomDrafter
 from tests.laws import test_length_law as length_law
@@ -107,14 +108,26 @@ def test_rows_that_are_read_anew_and_tables_that_change_are_remembered_as_they_a
     assert check.num_checks > 40
 
 
-def test_rows_that_come_go_and_are_cancelled_leave_the_others_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def attending(target: Target, texts: Sequence[Sequence[int]]) -> tuple[Drafter, Any]:
+    drafter = drafter_of(target, texts, "dynamic")
+    return drafter, check_of(drafter)
+
+
+def block(target: Target, texts: Sequence[Sequence[int]]) -> tuple[Drafter, Any]:
+    drafter = HelpedDrafter(block_heads(target), 5, texts)
+    return GatheredDrafter([drafter], Budget(8)), BlockCheck(drafter, by_the_library(model_of("eager"), drafter.taps))
+
+
+@pytest.mark.parametrize("kind", [attending, block])
+def test_rows_that_come_go_and_are_cancelled_leave_the_others_their_memory(
+    kind: Callable[..., tuple[Drafter, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prefill, "PREFILL_CHUNK", 6)  # prompts are read in pieces between steps
     rng, target = random.Random(4), FORWARDS["eager"]()
     template = prompt_of(12)  # which is lent
     prompts = [[*template, *prompt_of(1 + seed % 7, seed)] for seed in range(40)]
     texts = [prompt + greedy_of(tiny_model("llama"), prompt, 18) for prompt in prompts]
-    drafter = drafter_of(target, texts, "dynamic")
-    check = check_of(drafter)
+    drafter, check = kind(target, texts)
     engine = Engine(target, drafter, 4, [check])
     lent: list[int] = []
     copy_prefix = TreeCache.copy_prefix
@@ -142,6 +155,35 @@ def test_rows_that_come_go_and_are_cancelled_leave_the_others_their_memory(monke
     assert len(cancelled) > 3
     assert check.num_checks > 80
     assert 12 in lent
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("forward", FORWARDS)
+def test_the_block_drafter_writes_the_greedy_text_and_remembers_it(forward: str, num_rows: int) -> None:
+    target, texts = FORWARDS[forward](), texts_of(forward)
+    heads = block_heads(target)
+    if forward == "packed":
+        heads.pack(blocks=False)
+    drafter = HelpedDrafter(heads, 6, texts)
+    check = BlockCheck(drafter, by_the_library(model_of(forward), drafter.taps))
+    written_by(Engine(target, GatheredDrafter([drafter, Suffixes()], Budget(9)), num_rows, [check]), texts)
+    assert check.num_checks > 30
+    assert check.num_moved > 20, "paths of several nodes are what can go wrong"
+    assert drafter.moves > 0 or num_rows == 1, "holes are filled by the last row"
+    assert drafter.num_guessed > 40
+
+
+@pytest.mark.parametrize("name", length_law.MODELS)
+def test_the_block_drafter_remembers_rows_that_are_read_anew(name: str) -> None:
+    target, texts = target_of(length_law.model_of(name)), length_law.texts_of(name)
+    drafter = HelpedDrafter(block_heads(target), 6, texts)
+    check = BlockCheck(drafter, by_the_target(target, drafter.taps))
+    engine = Engine(target, GatheredDrafter([drafter], Budget(9)), 3, [check])
+    prompts = [text[:length] for text, length in zip(texts, length_law.LENGTHS, strict=True)]
+    keys = [engine.add(Request(prompt, Limits(length_law.NEW))) for prompt in prompts]
+    written = run(engine)
+    assert [[*prompt, *written[key]] for prompt, key in zip(prompts, keys, strict=True)] == texts
+    assert check.num_checks > 40
 
 
 class RememberingSource(AttendingDrafter):

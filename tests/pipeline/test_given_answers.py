@@ -8,6 +8,7 @@ import torch
 
 from medusa_cli.config.recipe import Recipe
 from medusa_cli.data.tokens import Tokens
+from medusa_cli.model.target import States
 from medusa_cli.pipeline import given_answers
 from medusa_cli.pipeline.data_context import Stage
 from medusa_cli.train.store import HiddenStore
@@ -25,9 +26,9 @@ class Target:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
-    def hidden(self, texts: list[list[int]], prompts: list[int]) -> torch.Tensor:
+    def states(self, texts: list[list[int]], prompts: list[int], taps: tuple[int, ...]) -> States:
         self.shapes.append((len(texts), max(map(len, texts))))
-        return self._real.hidden(texts, prompts)
+        return self._real.states(texts, prompts, taps)
 
 
 def samples_of(count: int) -> dict[str, Tokens]:

@@ -11,9 +11,11 @@ from pathlib import Path
 from torch import nn
 
 from medusa_cli.config.recipe import DataSettings
+from medusa_cli.data.conversations import Message
+from medusa_cli.decode.chat import ids_of
 from medusa_cli.errors import TrainingError
 from medusa_cli.pipeline.data_context import Stage
-from medusa_cli.train.store import DATA, bytes_per_place
+from medusa_cli.train.store import DATA, TAPS, bytes_per_place
 
 GB = 10**9
 # two checkpoints are kept while a third is written: weights and AdamW's two moments; and the heads themselves
@@ -67,8 +69,15 @@ def check_states(stage: Stage, store: Path, tokens: int) -> None:
 def check_answers(stage: Stage, wanted: int) -> None:
     """As `check_states`, before a prompt is written or a server asked: every answer may be as long as is allowed."""
     store = stage.folder / ("read" if stage.recipe.data.server else "answers")
-    # of its own answer the target keeps the states alone that decided it; other answers are read with their prompts
-    longest = stage.longest_text if stage.recipe.data.server else stage.answer_tokens + 1
+    # of its own answer the target keeps the states alone that decided it, for most heads; other answers are read with
+    # their prompts
+    data = stage.recipe.data
+    longest = stage.answer_tokens + 1
+    if data.server or stage.inner is not None:
+        longest = stage.longest_text
+        if data.dataset == "self" and not data.server:
+            around = len(ids_of(stage.target, [Message("user", "")]))
+            longest = min(longest, around + data.max_prompt_tokens + stage.answer_tokens)
     check_states(stage, store, max(0, wanted - stored_samples(store)) * longest)
 
 
@@ -86,7 +95,8 @@ def check_training(heads: nn.Module, folder: Path) -> None:
 
 def bytes_a_token(stage: Stage) -> int:
     """Bytes that a token takes in a store."""
-    return sum(bytes_per_place(stage.target.hidden_size).values())
+    inner = stage.inner
+    return sum(bytes_per_place(stage.target.hidden_size, inner.width if inner else 0).values())
 
 
 def stored_samples(store: Path) -> int:
@@ -101,7 +111,7 @@ def count_lines(file: Path) -> int:
 
 def stored_bytes(store: Path) -> int:
     """Bytes of states, ids and flags that are there."""
-    return sum((store / name).stat().st_size for name in DATA if (store / name).is_file())
+    return sum((store / name).stat().st_size for name in (*DATA, TAPS) if (store / name).is_file())
 
 
 def free_on_disk(folder: Path) -> int:

@@ -3,6 +3,7 @@
 Nothing is written anywhere. Shape letters: B rows or places, K heads, V rows of the output matrix, H hidden.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +18,11 @@ from medusa_cli.model.costs.by_nodes import random_ids
 from medusa_cli.model.target import Target
 from medusa_cli.pipeline.decode_eval import NEW_TOKENS, PROMPTS
 from medusa_cli.pipeline.given_answers import READ_TOKENS
-from medusa_cli.train.loop import make_optimizer
-from medusa_cli.train.loss import score_and_learn
+from medusa_cli.pipeline.inner_states import reader_of
+from medusa_cli.train.corpus import Corpus, Examples
+from medusa_cli.train.loop import Batch, make_optimizer, take_gradients
+from medusa_cli.train.store import Sample
+from medusa_cli.train.text_examples import examples_of
 from medusa_cli.trees.tree import TokenTree
 from medusa_cli.util.threads import threads_to_share
 from medusa_cli.util.timing import interleaved
@@ -47,7 +51,7 @@ def measure_effort(recipe: Recipe, target: Target, heads: Heads) -> Effort:
     """Some seconds of each. `heads` are fresh ones of this recipe, and are trained on noise: throw them away."""
     with _threads_of_one(recipe.data.workers, target):
         read, step = _reading(recipe, target), _stepping(recipe, target, recipe.data.rows, nodes=1)
-    return Effort(read, step, _learning(recipe, heads), _decoding(recipe, target, read))
+    return Effort(read, step, _learning(recipe, target, heads), _decoding(recipe, target, read))
 
 
 @torch.inference_mode()
@@ -92,22 +96,38 @@ def _decoding(recipe: Recipe, target: Target, read_token: float) -> float:
     return PROMPTS * prompt * read_token + PROMPTS / rows * min(NEW_TOKENS, data.max_answer_tokens) * step
 
 
-def _learning(recipe: Recipe, heads: Heads) -> float:
+def _learning(recipe: Recipe, target: Target, heads: Heads) -> float:
     """Seconds a place of a training step."""
     settings, device = recipe.train, heads.device
-    places = min(settings.batch_size, PLACES)
     optimizer = make_optimizer(heads.pack_output(), settings)
-    rng = torch.Generator().manual_seed(0)  # as `random_ids`: nothing is drawn that others would draw
-    hidden_BH = torch.randn(places, heads.config.hidden_size, generator=rng).to(device)
-    paths_BK = torch.zeros(places, heads.config.num_heads, dtype=torch.long, device=device)
-    labels_BK = torch.randint(heads.config.draft_vocab, (places, heads.config.num_heads), generator=rng).to(device)
+    examples = _noise(recipe, target, heads)
+    batch = Batch(1, examples.order(PLACES, 0, settings.place_share).rows(0), settings.learning_rate)
 
     def learn() -> None:
         optimizer.zero_grad(set_to_none=True)
-        inputs_BI = heads.inputs(hidden_BH, paths_BK)
-        score_and_learn(heads, inputs_BI, labels_BK, head_decay=settings.head_decay, chunk=settings.loss_chunk)
+        take_gradients(heads, examples, batch, settings)
 
-    return _median(device, learn, 2) / places + _median(device, optimizer.step, 2) / settings.batch_size
+    return _median(device, learn, 2) / len(batch.rows_B) + _median(device, optimizer.step, 2) / settings.batch_size
+
+
+def _noise(recipe: Recipe, target: Target, heads: Heads) -> Examples:
+    """Examples of random texts as long as those to come, enough for PLACES of them."""
+    data, config = recipe.data, heads.config
+    length = max(16, min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens))
+    length = min(length, target.context_limit or length)
+    count = 1 + math.ceil(PLACES / max(1, recipe.train.place_share * (length - 1 - config.num_heads)))
+    rng = torch.Generator().manual_seed(0)  # as `random_ids`: nothing is drawn that others would draw
+    width = len(config.wanted_taps) * target.tap_size if recipe.train.states == "stored" else 0
+
+    def sample(number: int) -> Sample:
+        ids = heads.draft_ids.cpu()[torch.randint(config.draft_vocab, (length,), generator=rng)].tolist()
+        hidden_TH = torch.randn(length, config.hidden_size, generator=rng)
+        taps_TX = torch.randn(length, width, generator=rng) if width else None
+        return Sample(str(number), ids, hidden_TH, [True] * length, taps_TX)
+
+    corpus = Corpus.from_samples([sample(number) for number in range(count)])
+    reader = reader_of(target, config.wanted_taps) if recipe.train.states == "rerun" else None
+    return examples_of(corpus, range(count), heads.draft_ids, config, reader)
 
 
 def _median(device: torch.device, work: Callable[[], object], times: int) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from medusa_cli.config.parts import looks_back
 from medusa_cli.config.recipe import DataSettings, Recipe
 from medusa_cli.data.conversations import Counts
 from medusa_cli.data.rows import is_on_the_hub
@@ -26,13 +27,23 @@ from medusa_cli.pipeline.data_stage import conversations_of, has_answers
 from medusa_cli.pipeline.planning.disk import Disk, count_lines, disk_of, stored_bytes, stored_samples
 from medusa_cli.pipeline.planning.effort import Effort, measure_effort
 from medusa_cli.pipeline.planning.joint_plan import JointPlan, joint_plan, joint_seconds
-from medusa_cli.pipeline.planning.run_memory import FLOAT, Memory, draft_width, memory_of, meta_model, outline_of, packs
+from medusa_cli.pipeline.planning.run_memory import (
+    FLOAT,
+    Memory,
+    draft_width,
+    inner_width,
+    memory_of,
+    meta_model,
+    outline_of,
+    packs,
+)
 from medusa_cli.pipeline.run import fresh_heads
 from medusa_cli.train.early_stopping import steps_between
 from medusa_cli.train.store import bytes_per_place
 from medusa_cli.util.paths import expanded
 
 # the heads in float32, and two checkpoints of them with AdamW's two moments; with patience the best heads in each too
+AROUND = 64  # tokens of a chat template around a prompt, about
 COPIES_OF_THE_HEADS, COPIES_OF_THE_BEST = 1 + 2 * 3, 2
 
 
@@ -100,15 +111,20 @@ def plan_of(recipe: Recipe) -> Plan:
     folder, data = expanded(recipe.output_dir), recipe.data
     given = data.dataset != "self" and data.answers_from == "auto"
     tokens = data.max_seq_length if given else _answer_tokens(data)
-    learnt = data.num_samples * (1 - data.held_out) * tokens
+    learnt = data.num_samples * (1 - data.held_out) * tokens * recipe.train.place_share
     steps = math.ceil(recipe.train.epochs * learnt / recipe.train.batch_size)
-    parameters = _parameters(outline_of(recipe, text.hidden_size, text.vocab_size))
-    places = data.num_samples * (tokens + 1 if data.target_answers else data.max_seq_length)
+    parameters = _parameters(outline_of(recipe, text.hidden_size, text.vocab_size, text.num_hidden_layers))
+    whole = looks_back(recipe.heads.type)
+    longest = data.max_seq_length
+    if data.dataset == "self" and data.target_answers:
+        longest = min(longest, AROUND + data.max_prompt_tokens + tokens)
+    places = data.num_samples * (tokens + 1 if data.target_answers and not whole else longest)
     # held-out prompts are answered by the target where its words are not learnt, and by the adapted one
     times = (not data.target_answers) + (recipe.lora is not None)
-    places += times * math.ceil(data.num_samples * data.held_out) * _answer_tokens(data)
+    held_out = longest if whole else _answer_tokens(data)
+    places += times * math.ceil(data.num_samples * data.held_out) * held_out
     ready = max(stored_samples(folder / "written" / store) for store in ("answers", "read"))
-    state_bytes = places * sum(bytes_per_place(text.hidden_size).values())
+    state_bytes = places * sum(bytes_per_place(text.hidden_size, inner_width(recipe, text)).values())
     copies = COPIES_OF_THE_HEADS + (COPIES_OF_THE_BEST if recipe.train.patience else 0)
     memory = memory_of(recipe, config, parameters)
     joint = None

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from medusa_cli.config.recipe import Recipe
 from medusa_cli.decode.memory import free_bytes
 from medusa_cli.errors import TargetError
+from medusa_cli.heads.block_config import BlockConfig
 from medusa_cli.heads.config import HeadsConfig
 from medusa_cli.heads.kinds import heads_class
 from medusa_cli.kernels.packed import can_pack
@@ -31,6 +32,10 @@ TRAINED_COPIES, SAVED_COPIES = 4, 3
 FIRST_LAYER, FURTHER_LAYER = 8, 4
 # logits, softmax, and what its gradient is multiplied from
 LOGITS = 3
+# beside a teacher also its own chances, their distance, the signs of that, and a gradient
+BESIDE = 4
+# of blocks: copies of the states of their texts, and of scores of all they look at, while gradients are taken
+OF_CONTEXT, OF_SCORES = 3, 4
 # of a weight. NF4: half a byte and a float32 for each block of 64. int8: a byte; the outputs' scales are next to none
 QUANTISED = {"4bit": 0.5 + 4 / 64, "8bit": 1.0}
 
@@ -104,7 +109,11 @@ def memory_of(recipe: Recipe, config: Any, head_parameters: int) -> Memory:
     passing = reading_bytes(recipe, text, dtype.itemsize, on_cpu=on_cpu)
     # the heads read the output matrix itself where it lies in float32 as it was loaded
     output = 0 if dtype == torch.float32 and (model.tied or not packed) else model.output * FLOAT
-    learning = learning_bytes(recipe, text.hidden_size, text.vocab_size, head_parameters, packed=on_cpu)
+    learning = learning_bytes(
+        recipe, text.hidden_size, text.vocab_size, head_parameters, packed=on_cpu, num_layers=text.num_hidden_layers
+    )
+    if recipe.train.states == "rerun":
+        learning += reading_bytes(recipe, text, dtype.itemsize, on_cpu=on_cpu, whole=True)
     return Memory(
         base=base_bytes() if on_cpu else 0,
         weights=weights,
@@ -140,19 +149,29 @@ def row_bytes(recipe: Recipe, text: Any, itemsize: int, *, on_cpu: bool) -> int:
     key_heads = largest_of(text, "num_key_value_heads") or heads
     a_token = 2 * text.num_hidden_layers * key_heads * width * itemsize
     columns = _whole_blocks(min(data.max_seq_length, data.max_prompt_tokens + data.max_answer_tokens))
+    width = inner_width(recipe, text)
+    # inner states lie beside the keys, and are noted in 16 bits until the text ends
+    a_token += width * itemsize
     logits = FLOAT
     if on_cpu and data.dataset == "self":
         columns += _whole_blocks(data.max_prompt_tokens)
         logits *= DRAWN
-    return columns * a_token + text.vocab_size * logits + data.max_answer_tokens * text.hidden_size * HALF
+    noted = data.max_answer_tokens * text.hidden_size + columns * width
+    return columns * a_token + text.vocab_size * logits + noted * HALF
 
 
-def reading_bytes(recipe: Recipe, text: Any, itemsize: int, *, on_cpu: bool) -> int:
-    """What passes through a process while prompts, or texts that are given, are read in pieces."""
+def inner_width(recipe: Recipe, text: Any) -> int:
+    """Numbers of inner layers that are kept of each place while the target writes or reads; 0 where none are."""
+    taps = heads_class(recipe.heads.type).describes.taps_of(recipe.heads, text.num_hidden_layers)
+    return len(taps) * text.hidden_size if recipe.train.states == "stored" else 0
+
+
+def reading_bytes(recipe: Recipe, text: Any, itemsize: int, *, on_cpu: bool, whole: bool = False) -> int:
+    """What passes through a process while prompts, or texts that are given, are read in pieces; `whole`: any texts."""
     data, attention = recipe.data, recipe.target.attention
     own = data.dataset == "self"
     memory = ForwardMemory.of(text, itemsize, attention, on_cpu=on_cpu)
-    longest = data.max_prompt_tokens if own else data.max_seq_length
+    longest = data.max_prompt_tokens if own and not whole else data.max_seq_length
     return peak_bytes(memory, min(data.rows, data.num_samples), longest)
 
 
@@ -227,8 +246,8 @@ def draft_width(recipe: Recipe, vocab: int) -> int:
     return min(recipe.heads.draft_vocab or vocab, vocab)
 
 
-def outline_of(recipe: Recipe, hidden: int, vocab: int) -> HeadsConfig:
-    """What the heads will be, as far as their size goes."""
+def outline_of(recipe: Recipe, hidden: int, vocab: int, num_layers: int) -> HeadsConfig:
+    """What the heads will be, as far as their size goes; `num_layers` of the target."""
     return heads_class(recipe.heads.type).describes.of(
         recipe.heads,
         hidden_size=hidden,
@@ -237,21 +256,50 @@ def outline_of(recipe: Recipe, hidden: int, vocab: int) -> HeadsConfig:
         output_bias=False,
         target_name=recipe.target.model,
         target_fingerprint="",
+        tap_size=hidden,
+        num_layers_seen=num_layers,
     )
 
 
-def learning_bytes(recipe: Recipe, hidden: int, vocab: int, parameters: int, *, packed: bool) -> int:
+def learning_bytes(
+    recipe: Recipe, hidden: int, vocab: int, parameters: int, *, packed: bool, num_layers: int = 1
+) -> int:
     """What training adds to the target: heads, what the optimizer keeps, the rows they see, and a piece of a step.
 
-    packed   whether a shared output is copied into the layout of the CPU's kernels
+    packed       whether a shared output is copied into the layout of the CPU's kernels
+    num_layers   of the target
     """
     heads, train = recipe.heads, recipe.train
     width = draft_width(recipe, vocab)
     rows = 0 if heads.own_output else width * hidden * FLOAT * ((width < vocab) + packed)
     places = min(train.micro_batch_size or train.batch_size, train.batch_size)
-    inputs = outline_of(recipe, hidden, vocab).num_inputs
-    blocks = (FIRST_LAYER + FURTHER_LAYER * (heads.num_layers - 1)) * heads.num_heads
-    piece = places * hidden * FLOAT * (2 * inputs + blocks) + LOGITS * train.loss_chunk * width * FLOAT
+    outline = outline_of(recipe, hidden, vocab, num_layers)
+    logits = LOGITS + (BESIDE if train.losses.teacher or outline.looks_back else 0)
+    if isinstance(outline, BlockConfig):
+        passing = blocks_bytes(recipe, outline, places)
+    else:
+        blocks = (FIRST_LAYER + FURTHER_LAYER * (heads.num_layers - 1)) * heads.num_heads
+        passing = places * hidden * FLOAT * (2 * outline.num_inputs + blocks)
+        passing += places * heads.num_heads * hidden * FLOAT if train.losses.teacher else 0
+    piece = passing + logits * train.loss_chunk * width * FLOAT
     # a decode has a copy of the heads, and patience the best ones
     copies = TRAINED_COPIES + bool(train.decode_steps) + bool(train.patience)
     return rows + FLOAT * parameters * copies + max(piece, SAVED_COPIES * FLOAT * parameters)
+
+
+def blocks_bytes(recipe: Recipe, config: BlockConfig, places: int) -> int:
+    """What so many blocks of a step hold at once: their texts, what their layers keep for gradients, their scores."""
+    data, width = recipe.data, config.head_size
+    whole = data.dataset != "self"
+    prompt = 0 if whole else data.max_prompt_tokens
+    answer = data.max_seq_length if whole else min(data.max_answer_tokens, data.max_seq_length // 2)
+    length = min(prompt + answer, data.max_seq_length)
+    texts = max(1.0, places / max(1.0, recipe.train.place_share * answer))
+    states = len(config.taps) * config.tap_size
+    context = OF_CONTEXT * states + 4 * config.hidden_size + 8 * config.num_layers * config.key_heads * width
+    queries, keys = config.query_heads * width, config.key_heads * width
+    layer = 10 * config.hidden_size + 5 * config.inner_size + 6 * (queries + keys)
+    outside = 4 * (config.hidden_size + config.rank)
+    scores = OF_SCORES * config.num_layers * config.query_heads * (length + config.num_heads)
+    each = config.num_heads * (config.num_layers * layer + outside + scores)
+    return int(FLOAT * (texts * length * context + places * each))
