@@ -55,8 +55,8 @@ class ArmFigures(BaseModel):
     """What an arm did in all; sums run over all its trials, repeats included.
 
     dtype, runner                  what it ran in; None in files from before they were kept
-    step_throughput                tokens a second of the steps alone: without the prefill and the token it decides; None
-                                   where parts weren't timed
+    step_throughput                tokens a second of the steps alone, without the prefill and the token it decides;
+                                   None where parts weren't timed
     tokens_per_step                tokens gained per step after the prefill, the bonus token counted
     spec_decode_num_drafts         steps that checked at least one guess
     spec_decode_draft_tokens       guesses checked: the nodes of all trees, roots left out

@@ -141,8 +141,8 @@ def table(report: Report) -> Table:
         [_row(report, name) for name in report.ran],
         spare=("p90", "p99", "ms p50", "kept", "in steps"),
         legend=f"in brackets: the least and the most over {_parts_in_words(report)}; in steps: tokens/s without "
-        "reading prompts; a step: tokens gained, the bonus token included; kept: guesses kept a step; ms: milliseconds a token, reading included; same: replies like "
-        f"those of {subject}.",
+        "reading prompts; a step: tokens gained, the bonus token included; kept: guesses kept a step; ms: milliseconds "
+        f"a token, reading included; same: replies like those of {subject}.",
     )
 
 

@@ -18,6 +18,7 @@ from medusa_cli.drafters.source import Source
 from medusa_cli.drafters.step_costs import Lap, Laps, LapTimes, Pace
 from medusa_cli.drafters.trie import Picked, Trie, draft_of
 from medusa_cli.drafters.worth import Sources
+from medusa_cli.trees.tree import TokenTree
 
 TRY_FIRST, TRY_EVERY = 4, 128  # steps between tries of more guesses than seem to pay: soon at first, then rarely
 SLOWLY = 0.02  # weight of the latest step in how far chances are trusted
@@ -159,6 +160,7 @@ class GatheredDrafter(SharedMemory):
         self._laps = Laps(clock)
         self._asking = Sources(sources, clock)
         self._num_nodes = self._rows = 0  # that the last step verified, and rows
+        self._empty = TokenTree.empty()
 
     def join(self, first_row: int, prompts: Sequence[Sequence[int]], taps_BTLH: Tensor | None) -> None:
         """Rows are other ones than before."""
@@ -193,5 +195,7 @@ class GatheredDrafter(SharedMemory):
         chances = [[trie.chances[node] for node in nodes] for trie, nodes in zip(tries, likeliest, strict=True)]
         count = self.budget.num_nodes(chances, self._asking.seconds, trial=self._asking.on_trial)
         self._num_nodes, self._rows = len(tries) * (count + 1), len(tries)
+        if not count:
+            return Draft(context.root_B[:, None], self._empty.to(context.root_B.device))
         picked = [Picked(trie, nodes[:count]) for trie, nodes in zip(tries, likeliest, strict=True)]
         return draft_of(picked, context.root_B.device)

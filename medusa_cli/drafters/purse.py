@@ -23,6 +23,7 @@ LEARNING = 2  # steps of a run that are plain, come what may
 CALMER = 1.01  # by which, a step, the calm that limits are told in forgets
 INTERRUPTED = 6.0  # plain steps that one step may have lost by guesses: more is an interruption
 SLOW_START = 5.0  # a first step that takes so many times as long as others: the first of every size will
+FIRST_STEPS = 0.015  # of all the time that plain steps would have taken so far, that slow first steps may take
 
 
 class Purse:
@@ -40,6 +41,7 @@ class Purse:
         self._steps = self._doubts = 0
         self._level = 0.0  # at the latest plain step, as a logarithm
         self._first = 0.0  # seconds of the first step
+        self._written = self._first_steps = 0.0  # seconds of plain steps for all texts, and lost on first ones of sizes
         self._sizes: set[int] = set()  # that were verified in this run
 
     def begin(self, alone: bool) -> None:
@@ -63,11 +65,12 @@ class Purse:
         return seconds <= TEXT_AT_FIRST * step - self.lost
 
     def _slow_start(self, nodes: int) -> float:
-        """Seconds that the first step of a size takes more than others."""
+        """Seconds that the first step of a size takes more than others; none where all texts so far have saved them."""
         if nodes in self._sizes:
             return 0.0
         times = self._first / self.pace.seconds(1)
-        return (times - 1) * self.pace.seconds(nodes) if times > SLOW_START else 0.0
+        more = (times - 1) * self.pace.seconds(nodes) if times > SLOW_START else 0.0
+        return more if more > FIRST_STEPS * self._written - self._first_steps else 0.0
 
     def saw(self, nodes: int, rows: int, lap: Lap, *, guesses: bool, trial: bool) -> None:
         """A step over so many nodes has ended.
@@ -77,7 +80,9 @@ class Purse:
         """
         believed, is_new = self.pace.seconds(nodes), not self.pace.knows(nodes)
         self.pace.saw(nodes, rows, lap, guesses=guesses)
-        self._sizes.add(nodes)
+        if nodes not in self._sizes:
+            self._sizes.add(nodes)
+            self._first_steps += max(0.0, lap.verified - believed) * (nodes > rows)
         self._steps += 1
         self._first = self._first or lap.verified
         self._calm = min(self._calm * CALMER, self.pace.level) if self._steps > LEARNING else self.pace.level
@@ -99,6 +104,7 @@ class Purse:
             enough = 1 if self.lost > -WON * plain else PATIENCE
             self._look = is_new or trial or self._doubts >= enough
         self._tokens += lap.tokens
+        self._written += plain * lap.tokens
         self.lost -= (TEXT_A_TOKEN if self._tokens <= SHORT else LATER) * plain * lap.tokens
         most = (TRIALS_AT_FIRST - TRIALS_MOST) * plain
         self._lost_on_trials = max(most, self._lost_on_trials - TRIALS_A_TOKEN * plain * lap.tokens)
