@@ -4,6 +4,7 @@ A pickle is read with torch's `weights_only`, which makes tensors and plain cont
 """
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,7 +71,11 @@ def _safetensors(file: Path) -> WeightFile:
 
 def _pickle(file: Path) -> WeightFile:
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # of pickles that other programs wrote: what counts is whether they can be read
+            content = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
         if "Unsupported operand" in str(error) or "GLOBAL" not in str(error):
             raise FormatError(f"{file} is damaged: it is no file of torch's", COPY_AGAIN) from error

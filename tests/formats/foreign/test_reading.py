@@ -10,7 +10,9 @@ import torch
 from torch.nn.functional import linear, silu
 
 from medusa_cli.errors import FormatError, HeadsMismatch
+from medusa_cli.formats.foreign.portable import portable
 from medusa_cli.formats.foreign.reading import find_foreign, heads_of
+from medusa_cli.formats.foreign.writing import write
 from medusa_cli.formats.native import write_heads
 from medusa_cli.registry import format_of, read_config, read_heads
 from tests.formats.foreign.helpers import laid_out, published, same, whole_heads, written
@@ -115,7 +117,7 @@ def test_a_pickle_that_asks_for_more_than_tensors_runs_nothing(zipped: bool, tmp
     if zipped:
         torch.save(content, file)
     else:
-        file.write_bytes(pickle.dumps(content))
+        file.write_bytes(pickle.dumps(content, protocol=2))
     with pytest.raises(FormatError, match="could run any code"):
         read_config(tmp_path)
     assert not (tmp_path / "ran").exists()
@@ -144,7 +146,7 @@ def test_safetensors_count_where_the_same_heads_lie_as_a_pickle_too(tmp_path: Pa
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"1.0.linear.weight": None}, "head 1 has no output, and others have one; or it has no blocks|head 1 lacks"),
+        ({"1.0.linear.weight": None}, "bias of head 1, block 0 has no weight"),
         ({"0.0.linear.bias": None}, "bias of head 0, block 0"),
         ({"1.1.weight": None}, "head 1 has no output"),
         ({"1.1.weight": (VOCAB, HIDDEN - 1)}, "1.1.weight is 50 x 15"),
@@ -229,8 +231,5 @@ def test_the_published_shapes_of_vicuna_heads_are_read_and_written(tmp_path: Pat
     heads = read_heads(folder, target)
     assert (heads.config.num_heads, heads.config.own_output) == (5, False), "all outputs are the model's"
     for tool in ("fasterdecoding", "tgi", "vllm"):
-        from medusa_cli.formats.foreign.portable import portable
-        from medusa_cli.formats.foreign.writing import write
-
         write(tool, portable(heads, target, tool, force=False).heads, tmp_path / tool)
         assert same(read_heads(tmp_path / tool, target), heads)
