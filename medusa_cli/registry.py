@@ -11,13 +11,17 @@ from medusa_cli.contracts import Drafter, HeadFormat
 from medusa_cli.drafters.function import FunctionGuesses
 from medusa_cli.drafters.source import Source, Wishes
 from medusa_cli.errors import PartError
+from medusa_cli.formats.foreign.adopting import adopted
+from medusa_cli.formats.foreign.layouts import LAYOUTS
+from medusa_cli.formats.foreign.reading import ForeignFormat, find_foreign, holds_weights, layout_names
 from medusa_cli.formats.native import NativeFormat, ready
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import HeadsConfig, HeadsTarget
+from medusa_cli.heads.config import UNKNOWN, HeadsConfig, HeadsTarget
 from medusa_cli.model.target import Target
 from medusa_cli.util import plugins
 
-FORMATS: tuple[HeadFormat, ...] = (NativeFormat(),)
+FOREIGN: dict[str, HeadFormat] = {layout.name: ForeignFormat(layout.name) for layout in LAYOUTS}
+FORMATS: tuple[HeadFormat, ...] = (NativeFormat(), *FOREIGN.values())
 
 
 def guesser(name: str, target: Target, wishes: Wishes) -> Drafter | Source:
@@ -46,9 +50,22 @@ def guesser(name: str, target: Target, wishes: Wishes) -> Drafter | Source:
 
 
 def format_of(folder: Path) -> HeadFormat:
-    """The format that the folder is of; ours where nobody knows it, whose reader says what is missing."""
+    """The format that the folder is of; ours where nobody knows it, whose reader says what is missing.
+
+    Raises FormatError where files of heads are damaged, hold something else, or are of several tools' formats.
+    """
+    native = FORMATS[0]
+    if native.detect(folder):
+        return native
+    tools = layout_names(folder)
+    if len(tools) == 1:
+        return FOREIGN[tools[0]]
     others = (plugins.load_plugin(plugins.FORMATS, name, HeadFormat)() for name in plugins.plugins(plugins.FORMATS))
-    return next((each for each in (*FORMATS, *others) if each.detect(folder)), FORMATS[0])
+    if found := None if tools else next((each for each in others if each.detect(folder)), None):
+        return found
+    if holds_weights(folder):
+        find_foreign(folder)  # says what is wrong with them
+    return native
 
 
 def read_config(folder: Path) -> HeadsConfig:
@@ -58,5 +75,9 @@ def read_config(folder: Path) -> HeadsConfig:
 
 
 def read_heads(folder: Path, target: HeadsTarget) -> Heads:
-    """The heads in `folder`, bound to `target` and ready to guess. Raises FormatError, and HeadsMismatch."""
-    return ready(format_of(folder).read(folder), target)
+    """The heads in `folder`, bound to `target` and ready to guess. Raises FormatError, and HeadsMismatch.
+
+    Another tool's heads don't say which weights they belong to: any target of their sizes is taken for the one.
+    """
+    heads = format_of(folder).read(folder)
+    return ready(adopted(heads, target) if heads.config.target_fingerprint == UNKNOWN else heads, target)

@@ -27,7 +27,8 @@ from medusa_cli.errors import MedusaError, is_panic
 from medusa_cli.util.busy import spin_briefly
 from medusa_cli.util.process_rank import follows
 
-# Modules with a function `command`, in the order of the help; medusa_cli.cli.train_heads is `medusa train-heads`.
+# Modules with a function `command`, in the order of the help; medusa_cli.cli.train_heads is `medusa train-heads`, and
+# import_ is `medusa import`.
 # A module with SUBCOMMANDS, functions named as they are called, is a group of them, and `command` says what it is for.
 COMMANDS: tuple[str, ...] = (
     "medusa_cli.cli.train_heads",
@@ -37,6 +38,8 @@ COMMANDS: tuple[str, ...] = (
     "medusa_cli.cli.serve",
     "medusa_cli.cli.inspect_tree",
     "medusa_cli.cli.doctor",
+    "medusa_cli.cli.export",
+    "medusa_cli.cli.import_",
     "medusa_cli.cli.recipes",
     "medusa_cli.cli.models",
     "medusa_cli.cli.cache",
@@ -100,7 +103,7 @@ def _refuse_stripped(args: Sequence[str]) -> None:
 
 def make_app(commands: Iterable[str]) -> typer.Typer:
     """The Typer application over these command modules. Its help is plain text, so that docs/cli.md can hold it."""
-    modules: dict[str, Any] = {name.rpartition(".")[2].replace("_", "-"): name for name in commands}
+    modules: dict[str, Any] = {name.rpartition(".")[2].strip("_").replace("_", "-"): name for name in commands}
 
     class Commands(TyperGroup):
         """The group of commands, each imported when it is asked for."""

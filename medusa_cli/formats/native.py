@@ -31,7 +31,7 @@ from torch import Tensor
 from medusa_cli.errors import FormatError, HeadsMismatch
 from medusa_cli.formats.places import DESCRIPTION
 from medusa_cli.heads.base import Heads
-from medusa_cli.heads.config import HeadsConfig, HeadsTarget, check_belongs
+from medusa_cli.heads.config import UNKNOWN, HeadsConfig, HeadsTarget, check_belongs
 from medusa_cli.heads.kinds import heads_class
 from medusa_cli.util.files import sync, write_atomically
 from medusa_cli.util.plain_json import parse_json
@@ -172,7 +172,10 @@ def _config_of(folder: Path, description: dict[str, Any]) -> HeadsConfig:
     try:
         config = description.get("config")
         kind = config.get("type", FIRST_KIND) if isinstance(config, dict) else FIRST_KIND
-        return heads_class(str(kind)).describes.model_validate(config)
+        found = heads_class(str(kind)).describes.model_validate(config)
+        if found.target_fingerprint == UNKNOWN:
+            raise FormatError(f"{folder / DESCRIPTION}: config.target_fingerprint is empty", _COPY_AGAIN)
+        return found
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(str(part) for part in fault["loc"]) or "config"

@@ -16,6 +16,7 @@ from medusa_cli.errors import HeadsMismatch, RecipeError
 from medusa_cli.heads.traits import Traited, Traits, differences, traits_of
 
 logger = logging.getLogger(__name__)
+UNKNOWN = ""  # the fingerprint of a target that another tool's files don't tell; formats/foreign finds it
 
 
 class HeadsConfig(Settings):
@@ -148,8 +149,10 @@ class HeadsTarget(Traited, Protocol):
 def check_belongs(config: HeadsConfig, target: HeadsTarget) -> None:
     """Raise HeadsMismatch, saying what differs, unless heads of this config were trained for this target.
 
-    What makes guesses worse and not wrong is a warning.
+    What makes guesses worse and not wrong is a warning. Heads of another tool are compared where they are adopted.
     """
+    if config.target_fingerprint == UNKNOWN:
+        return
     hint = f"these heads belong to {config.target_name}: load that model, or train heads for this one"
     for what, ours, theirs in (
         ("a hidden size of", config.hidden_size, target.hidden_size),

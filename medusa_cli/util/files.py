@@ -3,7 +3,10 @@
 import os
 import re
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 _PART = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{16}\.medusa-part", re.DOTALL)
 
@@ -57,3 +60,30 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def new_folder(folder: Path, replaced: bool = False) -> Iterator[Path]:
+    """A folder to fill that gets the name when all went well; after an error or a kill there is none of that name.
+
+    replaced   a folder of that name gives way, once the new one is whole; else it may only be there when it is empty
+
+    Raises OSError, and whatever filling raises.
+    """
+    missing = [each for each in reversed(folder.absolute().parents) if not each.exists()]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", ignore_cleanup_errors=True) as scratch:
+            made = Path(scratch) / "made"
+            made.mkdir()
+            yield made
+            sync(made)
+            if folder.is_dir():
+                folder.rename(Path(scratch) / "before") if replaced else folder.rmdir()
+            made.rename(folder)
+    except BaseException:
+        for each in reversed(missing):
+            with suppress(OSError):  # others have put something there
+                each.rmdir()
+        raise
+    sync(folder.parent)

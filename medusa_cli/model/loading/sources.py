@@ -110,7 +110,7 @@ def _folder(name: str, path: Path) -> Source:
             f"{path} holds no config.json{several}", "name a folder written by save_pretrained, or a .gguf file"
         )
     config = _read_object(path / "config.json")
-    if "medusa_num_heads" in config or config.get("model_type") == "medusa":
+    if config.get("model_type") == "medusa" or ("medusa_num_heads" in config and not _is_merged(path, config)):
         raise _is_heads(path)
     if (path / "generation_config.json").is_file():
         _read_object(path / "generation_config.json")  # the library goes on without it, and without its stop ids
@@ -124,6 +124,11 @@ def _folder(name: str, path: Path) -> Source:
             return _gguf(name, ggufs[0])
         raise TargetError(f"{path} holds a config.json but no weights", "copy the model's .safetensors files into it")
     return Source(name, str(path))
+
+
+def _is_merged(path: Path, config: Mapping[str, Any]) -> bool:
+    """Whether heads lie beside a whole model, as Medusa-2 has it: it is loaded without them."""
+    return "model_type" in config and not any(path.glob("medusa_lm_head.*"))
 
 
 def _refuse_parts(path: Path) -> None:
