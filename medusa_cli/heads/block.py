@@ -25,6 +25,10 @@ from medusa_cli.kernels.blocks import nearest_grid
 from medusa_cli.kernels.layout import packed_linear
 from medusa_cli.kernels.packed import PackedLinear
 
+EMBEDDED = (
+    0.02  # size of a number of the root's row in the state: as large, a token would first of all be guessed again
+)
+
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [B, K, Q, E], key and value [B, K, G, E]) -> what each place takes from all it sees [B, K, Q * E]"""
 
@@ -48,7 +52,7 @@ class Roots:
 
 
 class BlockHeads(Heads):
-    """A block of K places over the target's states. An untrained one repeats the root.
+    """A block of K places over the target's states.
 
     fuse_weight [H, X] and context_gain [H] make one vector of a place's states; attention_weight [L, (Q + 2G)E, H],
     merge_weight [L, H, QE], feed_weight [L, 2 inner, H], down_weight [L, H, inner] with attention_gain and feed_gain
@@ -87,15 +91,20 @@ class BlockHeads(Heads):
 
     @classmethod
     def fresh(cls, config: HeadsConfig, draft_ids_W: Tensor, output_VH: Tensor, bias_V: Tensor | None = None) -> Self:
-        """Untrained heads: what writes into the state of a block is zero, other matrices random, always alike."""
+        """Untrained heads: random matrices, always alike; what the first layers write outweighs the tokens' rows."""
         heads = super().fresh(config, draft_ids_W, output_VH, bias_V)
         rng = torch.Generator().manual_seed(0)
         with torch.no_grad():
-            mixing = [heads.fuse_weight, heads.attention_weight, heads.feed_weight]
-            for weight in mixing if heads.near_weight is None else [*mixing, heads.near_weight]:
-                weight.copy_(torch.randn(weight.shape, generator=rng) / weight.shape[-1] ** 0.5)
-            for rows in (heads.mask_rows, heads.output_before_weight):
-                rows.copy_(torch.randn(rows.shape, generator=rng))
+            sizes = {
+                "fuse_weight": 1.0, "attention_weight": 1.0, "merge_weight": 0.5, "feed_weight": 1.0,
+                "down_weight": 0.5, "near_weight": EMBEDDED,
+            }  # fmt: skip
+            for name, size in sizes.items():
+                weight = getattr(heads, name)
+                if weight is not None:
+                    weight.copy_(torch.randn(weight.shape, generator=rng) * size / weight.shape[-1] ** 0.5)
+            heads.mask_rows.copy_(torch.randn(heads.mask_rows.shape, generator=rng) * EMBEDDED)
+            heads.output_before_weight.copy_(torch.randn(heads.output_before_weight.shape, generator=rng))
         return heads
 
     def bind(self, output_VH: Tensor, bias_V: Tensor | None = None) -> Self:
@@ -159,7 +168,7 @@ class BlockHeads(Heads):
     def guess(self, roots: Roots, last: int, attend: Attend) -> Tensor:
         """What the output sees of each place [B, K, H], none of which stands past position `last`."""
         config = self.config
-        roots_BH = self._token_rows(roots.tokens_B).to(self.out_gain.dtype)
+        roots_BH = self._token_rows(roots.tokens_B).to(self.out_gain.dtype) * EMBEDDED
         state = torch.cat([roots_BH[:, None], self.mask_rows.expand(len(roots_BH), -1, -1)], dim=1)
         if self.near_weight is not None:
             state = state + self._linear("near_weight", None, roots.near_BH)[:, None]
