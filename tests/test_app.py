@@ -135,7 +135,7 @@ def test_a_bug_shows_its_traceback_on_request(way, echo, capsys, monkeypatch):
         (["echo-word"], "missing argument 'what'", "see medusa echo-word --help"),
         (
             ["echo-word", "x", "--dtype", "half"],
-            "invalid value for '--dtype': 'half' is not one of 'auto', 'float32', 'bfloat16', 'float16'",
+            "invalid value for '--dtype': 'half' is not one of 'auto', 'float32', 'bfloat16', 'float16', 'int8'",
             "see medusa echo-word --help",
         ),
         (

@@ -138,32 +138,26 @@ static void softmax(float *scores, long count) {
     for (long t = 0; t < padded; t += LANES) store(scores + t, load(scores + t) * share);
 }
 
-// Of each tree, who stands above each node. The first `lead` nodes of a path are the nodes 0, 1, ...: with the committed
-// columns one stretch; all of them are where the tree is a chain.
+// Of each tree, whom each node sees among the nodes, those of smaller depth first: of a path, its text. The first `lead` of
+// them are the nodes 0, 1, ...: with the committed columns one stretch; all of them are where the tree is a chain.
 struct Paths {
     std::vector<long> lead;
-    std::vector<std::vector<int>> rest;  // behind the lead, from above down
+    std::vector<std::vector<int>> rest;  // behind the lead
 
     void find(const Call &c) {
         lead.assign(c.trees * c.nodes, 0), rest.assign(c.trees * c.nodes, {});
-        for (long x = 0; x < c.trees; x++) {
-            const int64_t *depths = c.depths + x * c.nodes;
-            bool chain = true;
-            for (long n = 0; n < c.nodes; n++) chain &= depths[n] == n;
-            for (long n = 0; n < c.nodes; n++) chain ? (void)(lead[x * c.nodes + n] = n + 1) : find(c, x, n);
-        }
+        for (long i = 0; i < c.trees * c.nodes; i++) find(c, i / c.nodes, i % c.nodes);
     }
 
     void find(const Call &c, long x, long n) {
-        const uint8_t *above = c.ancestors + (x * c.nodes + n) * c.nodes;
+        const uint8_t *seen = c.ancestors + (x * c.nodes + n) * c.nodes;
         const int64_t *depths = c.depths + x * c.nodes;
-        std::vector<int> path(depths[n] + 1);
-        for (long m = 0; m < c.nodes; m++)
-            if (above[m]) path[depths[m]] = (int)m;
-        long same = 0;
-        while (same < (long)path.size() && path[same] == same) same++;
-        lead[x * c.nodes + n] = same;
-        rest[x * c.nodes + n].assign(path.begin() + same, path.end());
+        long &same = lead[x * c.nodes + n];
+        while (same < c.nodes && seen[same] && depths[same] == same) same++;
+        std::vector<int> &others = rest[x * c.nodes + n];
+        for (const uint8_t *next = seen + same; (next = (const uint8_t *)memchr(next, 1, seen + c.nodes - next)); next++)
+            others.push_back((int)(next - seen));
+        std::stable_sort(others.begin(), others.end(), [&](int one, int other) { return depths[one] < depths[other]; });
     }
 };
 
@@ -180,11 +174,12 @@ struct Sight {
 };
 
 static Sight sight_of(const Call &c, const Paths &paths, long b, long q, long n, float *scores) {
-    const long i = (c.trees == 1 ? 0 : b) * c.nodes + n, length = c.lengths[b], position = length + c.depths[i];
+    const long x = c.trees == 1 ? 0 : b, i = x * c.nodes + n, length = c.lengths[b], position = length + c.depths[i];
     const std::vector<int> &rest = paths.rest[i];
-    // columns before `first` lie outside the window of this node; of a path these are its first nodes
-    const long first = c.window && position >= c.window ? position - c.window + 1 : 0;
-    const long end = length + paths.lead[i], skipped = std::min<long>(rest.size(), std::max(0L, first - end));
+    // what lies before `first` is outside the window of this node
+    const long first = c.window && position >= c.window ? position - c.window + 1 : 0, end = length + paths.lead[i];
+    long skipped = 0;
+    while (skipped < (long)rest.size() && length + c.depths[x * c.nodes + rest[skipped]] < first) skipped++;
     return {c.query + b * c.query_strides[0] + q * c.query_strides[1] + n * c.query_strides[2],
             c.out + ((b * c.nodes + n) * c.query_heads + q) * c.value_width,
             scores,

@@ -83,3 +83,20 @@ def test_scores_far_apart_and_far_from_zero_keep_their_shares() -> None:
     found = attend(query, torch.full((1, 1, 1, 8), 1.001), values[:, :, 4:5], keys, values, nodes, None, 1.0)
     wanted = by_formula(query, keys, values, [4], TREES["root"], None, 1.0)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_nodes_may_see_each_other_whatever_their_depths() -> None:
+    """A block whose places all see each other is no tree: the mask says who is seen, the depths where they stand."""
+    rng = torch.Generator().manual_seed(7)
+    query, key, value = (torch.randn(1, 3, 5, 16, generator=rng) for _ in range(3))
+    keys, values = torch.randn(1, 3, 32, 16, generator=rng), torch.randn(1, 3, 32, 16, generator=rng)
+    chain = TokenTree.chain(4)
+    for mask_NN in (torch.ones(5, 5, dtype=torch.bool), torch.rand(5, 5, generator=rng) < 0.6):
+        mask_NN.fill_diagonal_(True)
+        for depths_XN in (chain.depths_XN, torch.zeros_like(chain.depths_XN), torch.tensor([[0, 3, 1, 3, 2]])):
+            nodes = Nodes(torch.tensor([9]), mask_NN[None], depths_XN)
+            found = attend(query, key, value, keys, values, nodes, None, 0.3)
+            everything = torch.cat([torch.ones(5, 9, dtype=torch.bool), mask_NN], dim=1)
+            scores = query[0].double() @ keys[0, :, :14].double().transpose(1, 2) * 0.3
+            wanted = scores.masked_fill(~everything, -torch.inf).softmax(-1) @ values[0, :, :14].double()
+            torch.testing.assert_close(found[0].double(), wanted.transpose(0, 1), atol=2e-6, rtol=2e-6)

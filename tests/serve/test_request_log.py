@@ -147,7 +147,7 @@ def test_a_key_that_is_sent_in_the_wrong_place_is_not_logged(lines: list[dict[st
     "name", ["uvicorn.error", "asyncio", "transformers.tokenization", "redis", "medusa_cli.serve.x"]
 )
 def test_what_libraries_report_is_a_line_too(lines: list[dict[str, Any]], name: str) -> None:
-    logging.getLogger(name).warning("two\nlines")
+    logging.getLogger(name).error("two\nlines")
     assert [line["message"] for line in lines] == ["two\nlines"]
     assert as_text("two\nlines\x1b[0m", {}) == r"two\nlines\x1b[0m"
 
