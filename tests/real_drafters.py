@@ -13,6 +13,7 @@ from medusa_cli.drafters.hydra import HydraDrafter
 from medusa_cli.drafters.medusa import MedusaDrafter
 from medusa_cli.drafters.memory import NoMemory
 from medusa_cli.drafters.mixed import Budget, GatheredDrafter
+from medusa_cli.drafters.purse import Purse
 from medusa_cli.drafters.step_costs import Pace
 from medusa_cli.drafters.suffix import Suffixes
 from medusa_cli.drafters.trie import ROOT, Trie
@@ -50,6 +51,20 @@ class KnownGuesses(NoMemory):
                 node = trie.add_guess(node, (token + 2 * (place >= right)) % VOCAB, 0.9 ** (place + 1))
 
 
+class OpenPurse(Purse):
+    """Pays for whatever is guessed, and has every third step plain: short texts are to meet steps of both kinds."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__(pace)
+        self._turn = count()
+
+    def must_look(self, rows: int) -> bool:
+        return next(self._turn) % 3 == 2
+
+    def allows(self, asking: float, rows: int, nodes: int, *, trial: bool) -> bool:
+        return True
+
+
 def perfect(target: Target, texts: Texts) -> Drafter:
     """Every step keeps DEPTH guesses."""
     return GatheredDrafter([KnownGuesses(texts)], Budget(2 * DEPTH))
@@ -62,7 +77,8 @@ def ngram(target: Target, texts: Texts) -> Drafter:
 def mixed(target: Target, texts: Texts) -> Drafter:
     """Heads and n-grams under a budget that goes by a pace, and a source that is right now and then."""
     known = KnownGuesses(texts, right=(3, 1, 0, 2))
-    budget = Budget(9, Pace({1: 1.0, 4: 1.2, 16: 1.9}))
+    budget = Budget(9, pace := Pace({1: 1.0, 4: 1.2, 16: 1.9}))
+    budget.purse = OpenPurse(pace)
     return GatheredDrafter(
         [MedusaDrafter(random_heads(target), DynamicShape(6)), Suffixes(), known], budget, clock=_clock()
     )
@@ -87,10 +103,12 @@ def block_chain(target: Target, texts: Texts) -> Drafter:
 
 
 def watched(target: Target, texts: Texts) -> Drafter:
-    """Steps with guesses and without, by turns; see `brief_turns`."""
+    """Steps with guesses and without, by turns."""
     random = RandomDrafter(texts, SHAPES["wide"])
     random.name, random.size = "random", len(WIDE_PATHS)
-    return WatchedDrafter(random, clock=_clock())
+    drafter = WatchedDrafter(random, clock=_clock())
+    drafter.purse = OpenPurse(drafter.purse.pace)
+    return drafter
 
 
 def _clock() -> Callable[[], float]:

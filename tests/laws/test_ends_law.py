@@ -21,7 +21,6 @@ from medusa_cli.decode.loop import Generation, Parts, collect, decode, generatio
 from medusa_cli.decode.rows import Limits, Rows
 from medusa_cli.decode.stop_strings import StopStrings
 from medusa_cli.decode.text import TextStream
-from medusa_cli.drafters import adaptive
 from medusa_cli.drafters.none import NoDrafter
 from medusa_cli.model.target import Target
 from tests.decode.test_ends import letters
@@ -130,8 +129,6 @@ class CacheLengths:
 @pytest.fixture(autouse=True)
 def _watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "watching", lambda target: nullcontext([CacheLengths()]))
-    monkeypatch.setattr(adaptive, "PLAIN_EVERY", 2)
-    monkeypatch.setattr(adaptive, "PLAIN_STEPS", 1)
 
 
 def assert_ends(texts: Texts, drafter: str, end: End, max_rows: int = 2) -> list[Generation]:

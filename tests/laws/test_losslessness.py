@@ -96,7 +96,7 @@ def test_a_seed_samples_one_text_whoever_gathers_the_guesses(drafter: str, setti
     parts = Parts(target, REAL[drafter](target, texts.texts), Lossless(*settings), seed=SEED)
     found = collect(parts, texts.prompts, Limits(NUM_NEW), max_rows=2)
     assert [each.token_ids for each in found] == texts.wanted(3)
-    assert drafter == "ngram" or max(max(each.kept) for each in found) > 1
+    assert drafter in ("ngram", "block_chain") or max(max(each.kept) for each in found) > 1
 
 
 def test_a_text_that_is_copied_from_itself_is_sampled_as_without_copies() -> None:
