@@ -1,5 +1,6 @@
 """Names become objects, here and nowhere else: heads, drafters, trees and rules from what the command line says."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from medusa_cli.model.costs.kept import correct, key_of
 from medusa_cli.model.loading.load import load_target
 from medusa_cli.model.runners.kinds import RUNNERS
 from medusa_cli.model.target import Target
-from medusa_cli.registry import guesser, read_config, read_heads
+from medusa_cli.registry import FOREIGN, format_of, guesser, read_config, read_heads
 from medusa_cli.trees.build import best_tree
 from medusa_cli.trees.dynamic import DynamicShape
 from medusa_cli.trees.files import parse_tree, read_measured, read_shape
@@ -57,6 +58,7 @@ __all__ = [
 ]
 
 
+logger = logging.getLogger(__name__)
 Speculate = Literal["auto", "on", "off"]
 MOST_GUESSES = 16  # nodes that gathered drafts may have where no size is named; how many pay is found out
 
@@ -356,4 +358,9 @@ def _choose_tree(choice: DrafterChoice, folder: Path) -> TokenTree | DynamicShap
         return DynamicShape.parse(choice.tree) or parse_tree(choice.tree)
     if choice.tree_size is not None:
         return best_tree(read_measured(folder).conditional_KR, choice.tree_size)
+    if (name := format_of(folder).name) in FOREIGN:
+        logger.info(
+            "%s: heads of the format %s bring no tree: a chain is used; medusa import fits a tree", folder, name
+        )
+        return TokenTree.chain(read_config(folder).num_heads)
     return read_shape(folder)

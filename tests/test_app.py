@@ -203,7 +203,7 @@ def test_docs_cli_md_is_what_help_says():
 
 @pytest.mark.parametrize("module", COMMANDS)
 def test_each_command_answers_to_help(module, capsys):
-    assert main([module.rpartition(".")[2].replace("_", "-"), "--help"]) == 0
+    assert main([module.rpartition(".")[2].strip("_").replace("_", "-"), "--help"]) == 0
     assert capsys.readouterr().out.startswith("Usage: medusa ")
 
 

@@ -86,7 +86,7 @@ def test_a_quoted_command_is_one_the_program_takes(args: list[str], monkeypatch:
 
 def test_readme_shows_every_command() -> None:
     shown = {args[0] for args in medusa_lines((ROOT / "README.md").read_text(encoding="utf-8"))}
-    assert shown == {module.rpartition(".")[2].replace("_", "-") for module in COMMANDS}
+    assert shown == {module.rpartition(".")[2].strip("_").replace("_", "-") for module in COMMANDS}
 
 
 def test_readme_says_who_it_is_for_and_shows_a_reply_before_any_figure() -> None:

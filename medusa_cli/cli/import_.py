@@ -22,6 +22,7 @@ _WRITING = RecipeFlags("data.num_samples", "data.max_seq_length", "tree.size", w
 def command(
     *,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder or hub id of heads.", show_default=False)],
+    overrides: options.Overrides = None,
     output_dir: Annotated[
         Path, typer.Option("--output-dir", "-o", metavar="DIR", help="The folder to write; it must be new or empty.")
     ],
@@ -51,7 +52,9 @@ def command(
     assert place is not None
     found = find_foreign(place, None if format == "auto" else format)
     named = {"data.num_samples": SAMPLES} if config is None else {}
-    recipe = load_recipe(config, [f"{name}={value}" for name, value in named.items()], writing | target)
+    recipe = load_recipe(
+        config, [*(f"{name}={value}" for name, value in named.items()), *(overrides or ())], writing | target
+    )
     base = str(place) if found.layout.beside_model and found.hints.of_model else found.hints.base
     if base and not _names_model(target, config):
         console.info(f"the model is the one that these heads name: {base}")

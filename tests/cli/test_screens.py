@@ -177,6 +177,6 @@ def test_the_names_of_models_and_what_is_kept_fit_a_screen(columns: int, capsys:
 
 @pytest.mark.parametrize("module", [None, *COMMANDS])
 def test_help_fits_the_terminal(module: str | None, columns: int, capsys: Any) -> None:
-    name = module.rpartition(".")[2].replace("_", "-") if module else None
+    name = module.rpartition(".")[2].strip("_").replace("_", "-") if module else None
     assert main([name, "--help"] if name else ["--help"]) == 0
     assert all(len(line) <= columns for line in lines_of(capsys.readouterr().out))

@@ -84,7 +84,11 @@ def test_given_answers_are_learnt_and_the_target_s_own_are_measured(
 
     seen = []
     prepare = module._examples
-    monkeypatch.setattr(module, "_examples", lambda material, heads: seen.append(material) or prepare(material, heads))
+    monkeypatch.setattr(
+        module,
+        "_examples",
+        lambda recipe, target, material, heads: seen.append(material) or prepare(recipe, target, material, heads),
+    )
     assert train("--dataset", data).code == 0
     (material,) = seen
     assert len(material.learnt) == 9

@@ -1,6 +1,7 @@
 """The kinds of files that a user can hand in."""
 
 from tests.fuzz.folders import BENCH_FOLDER, RUN_FOLDER
+from tests.fuzz.foreign import FOREIGN
 from tests.fuzz.heads import ADAPTER, HEADS, HEADS_WEIGHTS, TREE
 from tests.fuzz.kind import Kind, run
 from tests.fuzz.models import make_gguf, of_a_gguf, of_a_model
@@ -21,4 +22,5 @@ KINDS: dict[str, Kind] = {
     "data": DATA,
     "bench": BENCH_FOLDER,
     "run": RUN_FOLDER,
+    **FOREIGN,
 }

@@ -68,7 +68,7 @@ def _refuse(heads: Heads, tool: str, force: bool) -> None:
         raise refuse(
             f"they see the root, the token that is already decided (heads.sees_root), and {tool} shows them the hidden "
             "state alone",
-            "train with heads.sees_root=false, as the recipe smollm2-135m-portable does; vLLM's plugin takes these too",
+            "train with heads.sees_root=false, as the recipe smollm2-135m-portable does",
         )
     if config.output_bias:
         raise refuse(

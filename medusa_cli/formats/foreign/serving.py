@@ -19,7 +19,7 @@ _VERSIONS = {
     "fasterdecoding": "Heads of version 1: each has an output of its own in the file.",
     "trtllm": "Releases that have the speculative decoding mode `medusa`; later ones dropped it.",
     "tgi": "The folder must not be given an `architectures` or a `model_type` in config.json.",
-    "vllm": "Releases up to 0.32; later ones read no Medusa heads, and take them through the plugin of medusa-heads.",
+    "vllm": "Releases up to 0.32; later ones read no Medusa heads.",
     "medusa2": "A whole model: it is loaded from this folder, tokenizer included.",
 }
 

@@ -230,6 +230,6 @@ def test_the_published_shapes_of_vicuna_heads_are_read_and_written(tmp_path: Pat
     target = FakeTarget(hidden_size=hidden, vocab_size=vocab, real_vocab=vocab, dtype=torch.float16, output_weight=wide)
     heads = read_heads(folder, target)
     assert (heads.config.num_heads, heads.config.own_output) == (5, False), "all outputs are the model's"
-    for tool in ("fasterdecoding", "tgi", "vllm"):
+    for tool in ("fasterdecoding", "tgi"):
         write(tool, portable(heads, target, tool, force=False).heads, tmp_path / tool)
         assert same(read_heads(tmp_path / tool, target), heads)
