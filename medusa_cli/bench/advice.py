@@ -129,7 +129,7 @@ def _cheaper_steps(report: Report, nodes: float) -> list[str]:
 
 def _cheaper_on_cpu(runner: str, dtype: str) -> list[str]:
     """Layouts of the layers are for float32; without matrix units a tree in 16 bits is dear."""
-    if dtype != "float32":
+    if dtype not in ("float32", "int8"):
         return ["--dtype float32, unless the processor multiplies 16-bit matrices itself"]
     if runner == "eager":
         return ["--runner packed"]
