@@ -1,6 +1,8 @@
 """Kinds of heads begin with settings of their own; whatever is said counts more."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,9 +37,19 @@ def test_other_kinds_begin_as_the_recipe_says(kind: str) -> None:
     assert recipe.train == Recipe().train
 
 
+def holds(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether all that is wanted is there, in sections within sections too."""
+    return all(
+        holds(found[name], value) if isinstance(value, Mapping) else found[name] == value
+        for name, value in wanted.items()
+    )
+
+
 def test_every_default_of_a_kind_is_a_setting() -> None:
     for kind in HEADS:
-        Recipe.model_validate({"heads": {"type": kind}})
+        made = load_recipe(None, (), {"heads.type": kind}).model_dump()
+        for section, settings in defaults_of(kind).items():
+            assert holds(made[section], settings), (kind, section)
 
 
 def test_settings_that_came_later_are_said_only_where_they_change_something() -> None:
