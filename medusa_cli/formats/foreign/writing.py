@@ -94,26 +94,28 @@ def write_json(file: Path, content: Any) -> None:
 def _named_like_fasterdecoding(heads: MedusaHeads, *, shared: bool) -> dict[str, Tensor]:
     """Blocks, and behind them each head's output unless it is shared; what heads have in common is one tensor."""
     config: MedusaConfig = heads.config
-    named: dict[str, Tensor] = {}
-    for head in range(config.num_heads):
-        for layer in range(config.num_layers):
-            named[f"{head}.{layer}.linear.weight"] = heads.weight[layer, head]
-            named[f"{head}.{layer}.linear.bias"] = heads.bias[layer, head]
-        if not shared:
-            named[f"{head}.{config.num_layers}.weight"] = _output(heads, head)
-    return named
+    outputs = {} if shared else {f"{k}.{config.num_layers}.weight": _output(heads, k) for k in range(config.num_heads)}
+    return {**_blocks(heads, "{head}.{layer}.linear"), **outputs}
 
 
 def _named_like_vllm(heads: MedusaHeads) -> dict[str, Tensor]:
     config: MedusaConfig = heads.config
-    named: dict[str, Tensor] = {}
-    for head in range(config.num_heads):
-        for layer in range(config.num_layers):
-            named[f"blocks.{head}.layers.{layer}.weight"] = heads.weight[layer, head]
-            named[f"blocks.{head}.layers.{layer}.bias"] = heads.bias[layer, head]
-        if config.own_output:
-            named[f"lm_heads.{head}.weight"] = _output(heads, head)
-    return named if config.own_output else {**named, "lm_head.weight": _output(heads, 0)}
+    outputs = (
+        {f"lm_heads.{k}.weight": _output(heads, k) for k in range(config.num_heads)}
+        if config.own_output
+        else {"lm_head.weight": _output(heads, 0)}
+    )
+    return {**_blocks(heads, "blocks.{head}.layers.{layer}"), **outputs}
+
+
+def _blocks(heads: MedusaHeads, pattern: str) -> dict[str, Tensor]:
+    """Weight and bias of each head's layers, by a pattern of head and layer."""
+    return {
+        f"{pattern.format(head=head, layer=layer)}.{part}": values[layer, head]
+        for head in range(heads.config.num_heads)
+        for layer in range(heads.config.num_layers)
+        for part, values in (("weight", heads.weight), ("bias", heads.bias))
+    }
 
 
 def _output(heads: MedusaHeads, head: int) -> Tensor:
