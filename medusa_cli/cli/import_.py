@@ -91,7 +91,6 @@ def _show(made: "Imported", console: Console) -> None:
 
 def _document(made: "Imported", source: str, model: str) -> dict[str, Any]:
     """The import as one JSON document."""
-    accuracy, choice = made.fitted.measurement.accuracy, made.fitted.choice
     return {
         "model": model,
         "source": source,
@@ -100,13 +99,5 @@ def _document(made: "Imported", source: str, model: str) -> dict[str, Any]:
         "num_heads": made.num_heads,
         "num_layers": made.num_layers,
         "own_output": made.own_output,
-        "accuracy": {
-            "plain": [row[:5] for row in accuracy.plain],
-            "conditional": [row[:5] for row in accuracy.conditional],
-        },
-        "positions": accuracy.positions,
-        "tree_size": choice.size,
-        "dynamic_tree": made.fitted.shape.spec if made.fitted.shape else None,
-        "expected_tokens": choice.expected_tokens,
-        "predicted_speedup": choice.speedup,
+        **made.fitted.document,
     }

@@ -199,21 +199,11 @@ def _show(made: "Made", console: Console) -> None:
 
 def _document(recipe: Recipe, made: "Made") -> dict[str, Any]:
     """The run as one JSON document."""
-    accuracy, choice = made.fitted.measurement.accuracy, made.fitted.choice
     return {
         "model": recipe.target.model,
         "output_dir": str(made.folder),
-        "num_heads": accuracy.num_heads,
-        "accuracy": {
-            "plain": [row[:5] for row in accuracy.plain],
-            "conditional": [row[:5] for row in accuracy.conditional],
-        },
-        "positions": accuracy.positions,
-        "coverage": accuracy.coverage,
-        "tree_size": choice.size,
-        "dynamic_tree": made.fitted.shape.spec if made.fitted.shape else None,
-        "expected_tokens": choice.expected_tokens,
-        "predicted_speedup": choice.speedup,
+        "num_heads": made.fitted.measurement.accuracy.num_heads,
+        **made.fitted.document,
         "data": made.data,
         "answers": made.answers,
         "seed": recipe.seed,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, count
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,6 +55,23 @@ class Fitted:
     tree: TokenTree
     shape: DynamicShape | None
     choice: Choice
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What was found, as commands say it in JSON: accuracies of the best five ranks, and the chosen tree."""
+        accuracy, choice = self.measurement.accuracy, self.choice
+        return {
+            "accuracy": {
+                "plain": [row[:5] for row in accuracy.plain],
+                "conditional": [row[:5] for row in accuracy.conditional],
+            },
+            "positions": accuracy.positions,
+            "coverage": accuracy.coverage,
+            "tree_size": choice.size,
+            "dynamic_tree": self.shape.spec if self.shape else None,
+            "expected_tokens": choice.expected_tokens,
+            "predicted_speedup": choice.speedup,
+        }
 
 
 def fit(
