@@ -30,7 +30,7 @@ def find_heads(heads: str | None, model: str, kind: str | None = None) -> Path |
     if _is_hub_id(heads):
         return _from_hub(heads)
     raise FormatError(
-        f"no heads at {folder.absolute()}: no such folder", "train some (medusa train-heads), or check the --heads path"
+        f"no heads at {folder.absolute()}: no such folder", "train some (medusa train-heads), or check the path"
     )
 
 
