@@ -14,17 +14,8 @@ from typing import Any, Literal, TypedDict, Unpack
 from medusa_cli.acceptance.logits_processors import stop_strings_of
 from medusa_cli.acceptance.random_streams import Stream
 from medusa_cli.acceptance.sampling import Choosing
-from medusa_cli.assemble import (
-    DrafterChoice,
-    Sampling,
-    Speculate,
-    adapter_for,
-    check_choice,
-    check_sampling,
-    load_choosing,
-    load_drafter,
-    load_target_for,
-)
+from medusa_cli.assemble import DrafterChoice, Speculate, adapter_for, check_choice, load_drafter, load_target_for
+from medusa_cli.choosing import Sampling, check_sampling, load_choosing
 from medusa_cli.config.loading import load_recipe
 from medusa_cli.config.parts import FUNCTION
 from medusa_cli.config.recipe import COLDEST, NEW_TOKENS, TargetSettings

@@ -17,7 +17,7 @@ LAYERS = (
     ("drafters", "acceptance", "formats", "data", "prefix"),
     ("decode", "train"),
     ("registry",),
-    ("assemble",),
+    ("assemble", "choosing"),
     ("bench", "inspect", "pipeline"),
     ("plots", "serve"),
     ("api", "cli"),

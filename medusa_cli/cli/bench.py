@@ -143,28 +143,54 @@ def command(
     refuse_remote(serving)
     names = arm_names(compare or "greedy")
     _check_usage(names, measuring.batch_size, gates.min_speedup)
+    if drafter in BASELINES and drafter in names:
+        raise typer.BadParameter(f"--compare {drafter} and --drafter {drafter} are two arms of one name: ask for one")
+    from medusa_cli.config.loading import load_recipe
+
+    contest = Contest(names, _choice(guessing, drafter), load_recipe(config, overrides or (), target).target)
+    _of_model(contest, measuring, gates, plot, output_dir, output)
+
+
+def _choice(guessing: options.Guessing, drafter: str | None) -> "DrafterChoice":
+    """Who guesses in our own arm."""
+    shaped = guessing.tree is not None or guessing.tree_size is not None or guessing.speculate == "on"
+    return guessing.choice(drafter or (next(iter(HEADS)) if shaped else MIXED))
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Whom a bench sets side by side: arms by name, who guesses in our own, and the model that all run."""
+
+    names: list[str]
+    choice: "DrafterChoice"
+    target: "TargetSettings"
+
+
+def _of_model(
+    contest: Contest,
+    measuring: Measuring,
+    gates: Gates,
+    plot: Path | None,
+    output_dir: Path | None,
+    output: options.Output,
+) -> None:
+    """The bench of a model, in this process."""
     from medusa_cli.assemble import check_choice
     from medusa_cli.bench.build import build_arms
     from medusa_cli.bench.resume import BenchFolder
     from medusa_cli.bench.verdict import failed_gates
-    from medusa_cli.config.loading import load_recipe
     from medusa_cli.plots.speeds import draw
     from medusa_cli.plots.style import check_plot_file
 
     if plot:
         check_plot_file(plot)
-    recipe = load_recipe(config, overrides or (), target)
-    console = output.console
+    console, (names, choice, settings) = output.console, (contest.names, contest.choice, contest.target)
     _ = measuring.questions  # a file that can't be read is told before a model is loaded
-    shaped = guessing.tree is not None or guessing.tree_size is not None or guessing.speculate == "on"
-    choice = guessing.choice(drafter or (next(iter(HEADS)) if shaped else MIXED))
-    if drafter in BASELINES and drafter in names:
-        raise typer.BadParameter(f"--compare {drafter} and --drafter {drafter} are two arms of one name: ask for one")
-    check_choice(choice, recipe.target.model)
-    folder = BenchFolder(output_dir, identity(measuring, recipe.target, choice, names)) if output_dir else None
+    check_choice(choice, settings.model)
+    folder = BenchFolder(output_dir, identity(measuring, settings, choice, names)) if output_dir else None
     with folder.to_itself() if folder else nullcontext():
         report = _report(
-            measuring, lambda: build_arms(recipe.target, choice, names, measuring.max_new_tokens), folder, console
+            measuring, lambda: build_arms(settings, choice, names, measuring.max_new_tokens), folder, console
         )
     _show(report, console)
     console.print_json(report.document(), output.output_json)

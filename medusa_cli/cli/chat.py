@@ -131,7 +131,8 @@ def _engine(
     recipe: "Recipe", guessing: options.Guessing, drafter: str | None, manner: "Manner", console: Console
 ) -> "Here":
     """The model, loaded."""
-    from medusa_cli.assemble import Sampling, check_choice, check_sampling
+    from medusa_cli.assemble import check_choice
+    from medusa_cli.choosing import Sampling, check_sampling
     from medusa_cli.cli.chatting.here import Here
     from medusa_cli.cli.parts import load_parts, own_stops
 

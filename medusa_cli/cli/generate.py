@@ -44,7 +44,8 @@ def command(
     if wanted.is_idle:
         console.warn("--top-p, --top-k and --min-p change nothing at --temperature 0: the best token is always taken")
     asked = source.read()
-    from medusa_cli.assemble import Sampling, check_choice, check_sampling, correct_costs
+    from medusa_cli.assemble import check_choice, correct_costs
+    from medusa_cli.choosing import Sampling, check_sampling
     from medusa_cli.util.busy import Meter
 
     sampling = Sampling(**vars(wanted))

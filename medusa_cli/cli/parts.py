@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING
 from medusa_cli.cli.console import Console
 
 if TYPE_CHECKING:
-    from medusa_cli.assemble import DrafterChoice, Sampling
+    from medusa_cli.assemble import DrafterChoice
+    from medusa_cli.choosing import Sampling
     from medusa_cli.config.recipe import Recipe
     from medusa_cli.decode.loop import Parts
 
 
 def load_parts(recipe: "Recipe", choice: "DrafterChoice", sampling: "Sampling", console: Console) -> "Parts":
     """The model, its heads and its rule; says what was chosen."""
-    from medusa_cli.assemble import find_heads, load_choosing, load_drafter, load_target_for
+    from medusa_cli.assemble import find_heads, load_drafter, load_target_for
+    from medusa_cli.choosing import load_choosing
     from medusa_cli.decode.loop import Parts
     from medusa_cli.drafters.none import NoDrafter
 

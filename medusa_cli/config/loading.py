@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from medusa_cli.config.messages import in_words
-from medusa_cli.config.recipe import DataSettings, Recipe, Settings
+from medusa_cli.config.recipe import DataSettings, Recipe
+from medusa_cli.config.settings import Settings
 from medusa_cli.errors import RecipeError
 
 SECTIONS = ("target", "heads", "data", "train", "tree", "lora")

@@ -11,7 +11,8 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
-from medusa_cli.config.recipe import HeadsSettings, Settings
+from medusa_cli.config.recipe import HeadsSettings
+from medusa_cli.config.settings import Settings
 from medusa_cli.errors import HeadsMismatch, RecipeError
 from medusa_cli.heads.traits import Traited, Traits, differences, traits_of
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from pydantic import Field, JsonValue, model_validator
 
-from medusa_cli.config.recipe import Settings
+from medusa_cli.config.settings import Settings
 
 # letters of several scripts, marks that combine, numbers, spaces, code, an address
 _PROBES = (

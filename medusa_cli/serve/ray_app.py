@@ -16,7 +16,8 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from medusa_cli.assemble import DrafterChoice, check_choice, load_drafter, load_target_for
 from medusa_cli.config.loading import load_recipe
-from medusa_cli.config.recipe import Settings, TargetSettings
+from medusa_cli.config.recipe import TargetSettings
+from medusa_cli.config.settings import Settings
 from medusa_cli.drafters.source import Wishes
 from medusa_cli.errors import MedusaError, RecipeError
 from medusa_cli.serve.front import Full, Lost, Unready, make_front

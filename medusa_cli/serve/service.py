@@ -10,7 +10,7 @@ from typing import Any
 from medusa_cli.acceptance.logits_processors import stop_strings_of
 from medusa_cli.acceptance.random_streams import Stream
 from medusa_cli.acceptance.sampling import Choosing
-from medusa_cli.assemble import Sampling, load_choosing
+from medusa_cli.choosing import Sampling, load_choosing
 from medusa_cli.config.recipe import COLDEST
 from medusa_cli.decode.chat import Ends, ends_of, ids_of
 from medusa_cli.decode.engine import Request

@@ -6,7 +6,8 @@ from typing import Any
 
 from medusa_cli.acceptance.random_streams import Stream
 from medusa_cli.acceptance.sampling import Choosing
-from medusa_cli.assemble import Sampling, check_sampling, correct_costs, load_choosing
+from medusa_cli.assemble import correct_costs
+from medusa_cli.choosing import Sampling, check_sampling, load_choosing
 from medusa_cli.cli.chatting.reply import STOPPED, Manner, Reply
 from medusa_cli.cli.console import Console
 from medusa_cli.cli.turns import Reading
