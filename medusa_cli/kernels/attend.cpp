@@ -145,7 +145,8 @@ struct Paths {
     std::vector<std::vector<int>> rest;  // behind the lead
 
     void find(const Call &c) {
-        lead.assign(c.trees * c.nodes, 0), rest.assign(c.trees * c.nodes, {});
+        lead.assign(c.trees * c.nodes, 0);
+        if ((long)rest.size() < c.trees * c.nodes) rest.resize(c.trees * c.nodes);
         for (long i = 0; i < c.trees * c.nodes; i++) find(c, i / c.nodes, i % c.nodes);
     }
 
@@ -155,6 +156,7 @@ struct Paths {
         long &same = lead[x * c.nodes + n];
         while (same < c.nodes && seen[same] && depths[same] == same) same++;
         std::vector<int> &others = rest[x * c.nodes + n];
+        others.clear();
         for (const uint8_t *next = seen + same; (next = (const uint8_t *)memchr(next, 1, seen + c.nodes - next)); next++)
             others.push_back((int)(next - seen));
         std::stable_sort(others.begin(), others.end(), [&](int one, int other) { return depths[one] < depths[other]; });
@@ -272,7 +274,8 @@ static void attend_some(const Call &c, const Paths &paths, long b, long h, long 
 extern "C" void attend(const Call *call) {
     const Call &c = *call;
     for (long b = 0; b < c.rows; b++) write_nodes(c, b);
-    Paths paths;
+    static thread_local Paths kept;  // every layer asks: memory is taken once
+    Paths &paths = kept;
     paths.find(c);
     const long queries = c.nodes * (c.query_heads / c.key_heads), shared = c.rows * c.key_heads;
     long together = MOST_TOGETHER;  // fewer where threads would get shares of unlike size

@@ -360,9 +360,11 @@ static inline uint16_t to_half(float value) {
 }
 
 // Panels (zeros before) from weights in blocks of 4 bits; returns 0 at the first step or offset that isn't a half.
-extern "C" int lay_panels_of_four(const uint8_t *stored, long N, long K, uint8_t *panels) {
+extern "C" int lay_panels_of_four(const uint8_t *stored, long N, long K, uint8_t *panels, int threads) {
+    bool found = true;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(&& : found)
     for (long n = 0; n < N; n++)
-        for (long k = 0; k < K; k += BLOCK) {
+        for (long k = 0; k < K && found; k += BLOCK) {
             const uint8_t *run = stored + n / GROUP * FourBits::group_bytes(K) + FourBits::bytes_before(k);
             const uint32_t *packed = (const uint32_t *)(run + n % GROUP * 32);
             const float *grid = (const float *)(run + FourBits::QUANTS) + n % GROUP * 4 + k % RUN / BLOCK * 2;
@@ -374,13 +376,14 @@ extern "C" int lay_panels_of_four(const uint8_t *stored, long N, long K, uint8_t
             }
             uint16_t *numbers = (uint16_t *)(block + PanelOfFour::QUANTS) + n % PANEL;
             numbers[0] = to_half(grid[0]), numbers[PANEL] = to_half(grid[1]);
-            if (from_half(numbers[0]) != grid[0] || from_half(numbers[PANEL]) != grid[1]) return 0;
+            found = from_half(numbers[0]) == grid[0] && from_half(numbers[PANEL]) == grid[1];
         }
-    return 1;
+    return found;
 }
 
 // Panels (zeros before) of the nearest weights on a grid of 8 bits, by the rule of Q8_0.
-extern "C" void lay_panels_of_eight(const float *weights, long N, long K, uint8_t *panels) {
+extern "C" void lay_panels_of_eight(const float *weights, long N, long K, uint8_t *panels, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
     for (long n = 0; n < N; n++)
         for (long k = 0; k < K; k += BLOCK) {
             const long count = std::min<long>(BLOCK, K - k);

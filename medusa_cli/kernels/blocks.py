@@ -61,8 +61,8 @@ def functions_of(flags: tuple[str, ...]) -> ctypes.CDLL:
     found.open_blocks.restype = None
     found.bytes_in_panels.argtypes = [number, whole, whole]
     found.bytes_in_panels.restype = whole
-    found.lay_panels_of_four.argtypes = [pointer, whole, whole, pointer]
-    found.lay_panels_of_eight.argtypes = [pointer, whole, whole, pointer]
+    found.lay_panels_of_four.argtypes = [pointer, whole, whole, pointer, number]
+    found.lay_panels_of_eight.argtypes = [pointer, whole, whole, pointer, number]
     found.lay_panels_of_eight.restype = None
     found.open_panels.argtypes = [number, pointer, whole, whole, pointer]
     found.open_panels.restype = None
@@ -136,13 +136,13 @@ def in_panels(layer: PackedLinear) -> Blocks:
     Inputs are rounded to 8 bits, 32 of a row with one scale; a block's sum is an integer, and is added to the output
     times scale and step in the order of the blocks (kernels/int8.h). Raises CannotCompile.
     """
-    shape = layer.out_features, layer.in_features
+    shape, threads = (layer.out_features, layer.in_features), torch.get_num_threads()
     if isinstance(layer, BlockLinear) and layer.blocks.bits == 4 and not layer.blocks.in_integers:
         panels = _no_panels(4, *shape)
-        if functions().lay_panels_of_four(layer.blocks.stored.data_ptr(), *shape, panels.data_ptr()):
+        if functions().lay_panels_of_four(layer.blocks.stored.data_ptr(), *shape, panels.data_ptr(), threads):
             return Blocks(4, panels, in_integers=True)
     weight_OI, panels = layer.dense().float().contiguous(), _no_panels(8, *shape)
-    functions().lay_panels_of_eight(weight_OI.data_ptr(), *shape, panels.data_ptr())
+    functions().lay_panels_of_eight(weight_OI.data_ptr(), *shape, panels.data_ptr(), threads)
     return Blocks(8, panels, in_integers=True)
 
 
